@@ -1,0 +1,1 @@
+"""From model text to segments, incrementally: stop strings, markers, reasoning."""

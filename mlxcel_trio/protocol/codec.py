@@ -1,0 +1,51 @@
+"""Bytes to structs and back.
+
+Requests are decoded straight into :class:`CreateResponse`. A failure becomes an
+:class:`InvalidRequestError` whose ``param`` is the path of the offending field in the API's own notation:
+msgspec says ``$.input[0].role``, the error says ``input[0].role``.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from mlxcel_trio.errors import InvalidRequestError
+from mlxcel_trio.protocol.requests import CreateResponse
+
+_create_decoder = msgspec.json.Decoder(CreateResponse)
+_encoder = msgspec.json.Encoder()
+
+
+def decode_create(body: bytes | memoryview) -> CreateResponse:
+    """Decode the body of a create request without copying it.
+
+    ``Raw`` fields of the result are views that keep ``body`` alive.
+
+    :raises InvalidRequestError: malformed JSON, bad UTF-8, a wrong type, nesting too deep.
+    """
+    try:
+        return _create_decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _wrong_type(error) from None
+    except msgspec.DecodeError as error:
+        message = f"The request body is not valid JSON: {error}. Send one JSON object encoded in UTF-8."
+        raise InvalidRequestError(message) from None
+    except UnicodeError:
+        raise InvalidRequestError("The request body is not valid UTF-8. Encode the JSON in UTF-8.") from None
+    except RecursionError:
+        raise InvalidRequestError("The request body is nested too deeply. Flatten it.") from None
+
+
+def encode(message: Struct) -> bytes:
+    """JSON bytes of any wire struct."""
+    return _encoder.encode(message)
+
+
+def _wrong_type(error: msgspec.ValidationError) -> InvalidRequestError:
+    # msgspec writes "Expected `str`, got `int` - at `$.input[0].role`"; a key of an object is `[...]`.
+    reason, _, place = str(error).partition(" - at `")
+    path = place.rstrip("`").removeprefix("key in `").lstrip("$").lstrip(".").removesuffix("[...]")
+    if not path:
+        return InvalidRequestError(f"The request body has the wrong type: {reason}.")
+    return InvalidRequestError(f"Invalid value for '{path}': {reason}.", param=path)

@@ -1,0 +1,1 @@
+"""Shipped fakes for tests of this package and of its embedders."""
