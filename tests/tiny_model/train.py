@@ -139,6 +139,7 @@ def write_tokenizer(tokenizer: Tokenizer) -> None:
         "bos_token": None,
         "eos_token": TURN_END,
         "pad_token": END_OF_TEXT,
+        "additional_special_tokens": [TURN_START],
         "clean_up_tokenization_spaces": False,
         "model_max_length": model_config()["max_position_embeddings"],
     }

@@ -1,0 +1,160 @@
+"""The commands ``mlxcel`` and ``mlxcel-server``.
+
+Everything but flags is imported when a command runs, so that ``--help`` answers at once. Exit codes:
+
+===  ==================================================================================
+0    done; for a server: stopped by SIGINT or SIGTERM
+1    it could not be done: no model, a busy port, a full disk; one line on stderr
+2    a flag, a variable or the installation is wrong; one line on stderr
+130  interrupted before the server was serving
+===  ==================================================================================
+
+Any other exception is a defect of this package and ends with its traceback and code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mlxcel_trio.errors import ConfigurationError, MlxcelError
+from mlxcel_trio.options import CommandParser
+from mlxcel_trio.settings import parse_settings, read_api_key_file
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+    from mlxcel_trio.settings import Settings
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``mlxcel``: run a command and return its exit code. ``--help`` raises ``SystemExit(0)``."""
+    arguments = sys.argv[1:] if argv is None else argv
+    return exit_code_of(lambda: _mlxcel(arguments))
+
+
+def serve_main(argv: Sequence[str] | None = None) -> int:
+    """``mlxcel-server``: the same as ``mlxcel serve``."""
+    arguments = sys.argv[1:] if argv is None else argv
+    return exit_code_of(lambda: _serve(arguments, prog="mlxcel-server"))
+
+
+def exit_code_of(command: Callable[[], None]) -> int:
+    """Call ``command`` and turn the way it ends into an exit code and at most one line on stderr."""
+    try:
+        command()
+    except BaseException as error:
+        return _explain(error)
+    finally:
+        _flush_stdout()
+    return 0
+
+
+def run_server(serve: Callable[..., Awaitable[None]]) -> None:
+    """Run ``serve(task_status=...)`` until it returns, as the only occupant of this process.
+
+    ``serve`` reports its URL as started when it accepts connections; that URL is the one line on stdout.
+    """
+    import trio
+
+    async def announce() -> None:
+        async with trio.open_nursery() as nursery:
+            _print_url(await nursery.start(serve))
+
+    trio.run(announce)
+
+
+def _mlxcel(argv: Sequence[str]) -> None:
+    parser = CommandParser(
+        "mlxcel",
+        description="The OpenAI Responses API on a local MLX model.",
+        epilog="Run mlxcel serve --help or mlxcel pull --help for what a command takes.",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("command", nargs="?", choices=("serve", "pull"), help="serve or fetch a model")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="flags and arguments of the command")
+    given = parser.parse_args(argv)
+    if given.version:
+        _print_version()
+    elif given.command == "serve":
+        _serve(given.arguments, prog="mlxcel serve")
+    elif given.command == "pull":
+        _pull(given.arguments)
+    else:
+        parser.error("a command is required: serve or pull")
+
+
+def _serve(argv: Sequence[str], *, prog: str) -> None:
+    settings = read_api_key_file(parse_settings(argv, os.environ, prog=prog))
+
+    from mlxcel_trio.engine.models import cache_directory, resolve_model
+    from mlxcel_trio.log import configure_logging, get_logger
+    from mlxcel_trio.server import serve
+
+    configure_logging(settings.log_level, settings.log_format, sys.stderr)
+    # Before trio starts: this may take minutes, and an interrupt has to reach it.
+    model = resolve_model(settings.model, cache_dir=cache_directory(), report=get_logger(__name__).info)
+    run_server(partial(serve, settings, model=model))
+
+
+def _pull(argv: Sequence[str]) -> None:
+    parser = CommandParser("mlxcel pull", description="Fetch a model ahead of serving it; print its place.")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="as for --model (default: the demo model)")
+    name = parser.parse_args(argv).name
+
+    from mlxcel_trio.engine.models import cache_directory, resolve_model
+
+    model = resolve_model(name, cache_dir=cache_directory(), report=partial(print, file=sys.stderr))
+    print(model.directory)  # noqa: T201
+
+
+def _print_version() -> None:
+    from importlib import metadata
+
+    print(f"mlxcel {metadata.version('mlxcel-trio')}")  # noqa: T201
+
+
+def _print_url(url: str) -> None:
+    try:
+        print(url, flush=True)  # noqa: T201
+    except OSError:
+        # Whoever started the server does not read its output; clients may know the address all the same.
+        _discard_stdout()
+
+
+def _explain(error: BaseException) -> int:
+    """The exit code for ``error``, told on stderr; raises it when it is none that commands end with."""
+    causes = list(_causes(error))
+    if not all(isinstance(cause, MlxcelError | OSError | KeyboardInterrupt) for cause in causes):
+        raise error
+    if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
+        print("mlxcel: interrupted", file=sys.stderr)  # noqa: T201
+        return 130
+    line = " ".join(str(causes[0]).split())
+    print(f"mlxcel: error: {line}", file=sys.stderr)  # noqa: T201
+    return 2 if isinstance(causes[0], ConfigurationError) else 1
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions inside trio's nested groups."""
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:
+            yield from _causes(member)
+    else:
+        yield error
+
+
+def _flush_stdout() -> None:
+    # At interpreter exit it would be too late: Python then complains about a closed pipe and exits with 120.
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        _discard_stdout()
+
+
+def _discard_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,127 @@
+"""The engine as the rest of the program sees it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import trio
+from msgspec import Struct
+
+from mlxcel_trio.core.sampling import SamplingParameters
+from mlxcel_trio.engine.backend import Backend, LoadedModel, Prefilled, Row, RowEvent, RowFailed, Sampled
+from mlxcel_trio.engine.bridge import STILL_LOADING, EngineBridge, EngineState
+from mlxcel_trio.engine.tokenizer import ChatTokenizer
+from mlxcel_trio.errors import EngineFailureError, EngineUnavailableError
+
+EngineLoader = Callable[[], tuple[ChatTokenizer, Backend]]
+"""Prepares a model without loading its weights. Called once, in a worker thread."""
+
+
+class EngineStatistics(Struct, frozen=True):
+    """Counts since the start, as of the last finished step.
+
+    ``rows`` are in the backend or on their way in or out: a dropped row counts until the engine thread
+    has let go of it. ``steps`` are engine steps, ``sampled_tokens`` are tokens handed out.
+    """
+
+    state: EngineState
+    rows: int
+    steps: int
+    sampled_tokens: int
+
+
+class GeneratedSequence:
+    """What the engine reports about one sequence, in order. Iterated by one task.
+
+    Ends after the ``Sampled`` event that carries a finish reason. Nothing is lost while nobody iterates:
+    events wait in a channel of the sequence's own, bounded by its token budget.
+
+    :raises EngineFailureError: while iterating, when this sequence or the engine failed.
+    """
+
+    def __init__(self, receive: trio.MemoryReceiveChannel[RowEvent]) -> None:
+        self._receive = receive
+        self._ended = False
+
+    def __aiter__(self) -> GeneratedSequence:
+        return self
+
+    async def __anext__(self) -> Prefilled | Sampled:
+        if self._ended:
+            raise StopAsyncIteration
+        event = await self._receive.receive()
+        if isinstance(event, RowFailed):
+            self._ended = True
+            raise EngineFailureError(f"Generation failed: {event.message}.")
+        self._ended = isinstance(event, Sampled) and event.finish_reason is not None
+        return event
+
+
+class Engine:
+    """A model that generates many sequences at once, with the tokenizer that belongs to it.
+
+    Everything but :meth:`run` raises :class:`EngineUnavailableError` until the model is loaded, and
+    :meth:`generate` does so again once the engine has stopped.
+    """
+
+    def __init__(self, load: EngineLoader) -> None:
+        self._load = load
+        self._tokenizer: ChatTokenizer | None = None
+        self._bridge: EngineBridge | None = None
+        self._row_ids = itertools.count()
+
+    async def run(self, *, task_status: trio.TaskStatus[LoadedModel] = trio.TASK_STATUS_IGNORED) -> None:
+        """Load the model and generate until cancelled; see :meth:`EngineBridge.run`."""
+        self._tokenizer, backend = await trio.to_thread.run_sync(self._load)
+        self._bridge = EngineBridge(backend)
+        await self._bridge.run(task_status=task_status)
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """Renders prompts and turns tokens into text; safe to use from worker threads."""
+        if self._tokenizer is None:
+            raise EngineUnavailableError(STILL_LOADING)
+        return self._tokenizer
+
+    @property
+    def model(self) -> LoadedModel:
+        """What is known of the loaded model."""
+        return self._loaded_bridge().model
+
+    @contextmanager
+    def generate(
+        self, prompt: Sequence[int], *, max_tokens: int, sampling: SamplingParameters
+    ) -> Iterator[GeneratedSequence]:
+        """Generate one sequence; leaving the block drops it, whatever its stage."""
+        bridge = self._loaded_bridge()
+        row = Row(next(self._row_ids), prompt, max_tokens, sampling)
+        send, receive = trio.open_memory_channel[RowEvent](math.inf)  # bounded by max_tokens
+        bridge.insert_nowait(row, send.send_nowait)
+        try:
+            yield GeneratedSequence(receive)
+        finally:
+            bridge.remove_nowait(row.row_id)
+            receive.close()
+
+    def check_running(self) -> None:
+        """Raise what :meth:`generate` would raise now."""
+        self._loaded_bridge().check_running()
+
+    def statistics(self) -> EngineStatistics:
+        """Counts as of the last finished step; never raises."""
+        bridge = self._bridge
+        if bridge is None:
+            return EngineStatistics("loading", 0, 0, 0)
+        return EngineStatistics(bridge.state, bridge.rows, bridge.steps, bridge.sampled_tokens)
+
+    async def wait_drained(self) -> None:
+        """Wait until the engine holds no row."""
+        await self._loaded_bridge().wait_drained()
+
+    def _loaded_bridge(self) -> EngineBridge:
+        if self._bridge is None:
+            raise EngineUnavailableError(STILL_LOADING)
+        return self._bridge

@@ -1,0 +1,210 @@
+"""The way of one response from an admitted request to its terminal event.
+
+There is one pipeline. Streams, JSON bodies and later background jobs differ only in who reads the events.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+
+import trio
+from msgspec import Struct
+
+from mlxcel_trio.core.admission import Ticket
+from mlxcel_trio.core.emitter import Completed, Emitter, Ending, Failed, LengthStop
+from mlxcel_trio.core.parsing.output import OutputParser
+from mlxcel_trio.core.parsing.segments import Segment
+from mlxcel_trio.core.sampling import SamplingParameters
+from mlxcel_trio.engine.api import Engine
+from mlxcel_trio.engine.backend import Sampled
+from mlxcel_trio.engine.tokenizer import RenderedPrompt
+from mlxcel_trio.errors import ApiError, EngineFailureError
+from mlxcel_trio.log import get_logger
+from mlxcel_trio.protocol.events import Event
+from mlxcel_trio.protocol.responses import OutputTokensDetails, Response, ResponseError, Usage
+from mlxcel_trio.service.admission import Slots
+
+log = get_logger(__name__)
+
+
+class Generation(Struct, frozen=True):
+    """What to generate: the rendered prompt, a token budget of at least 1, and how to sample and stop."""
+
+    prompt: RenderedPrompt
+    max_tokens: int
+    sampling: SamplingParameters
+    stops: tuple[str, ...]
+
+
+class ResponseRun:
+    """One response being generated. Holds its ticket from the start and gives it back when it ends.
+
+    Use :meth:`open` for the events as they come or :meth:`run` for the final object, once. A run that is
+    given up before either is :meth:`close`\\ d.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        slots: Slots,
+        ticket: Ticket,
+        generation: Generation,
+        emitter: Emitter,
+        stream: bool,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self.stream = stream
+        self._engine = engine
+        self._slots = slots
+        self._ticket = ticket
+        self._generation = generation
+        self._emitter = emitter
+        self._wall_clock = wall_clock
+        self._parser = OutputParser(
+            reasoning_markers=engine.tokenizer.reasoning_markers,
+            reasoning_opened=generation.prompt.opens_reasoning,
+            stops=generation.stops,
+        )
+        self._output_tokens = 0
+        self._reasoning_tokens = 0
+
+    @property
+    def response_id(self) -> str:
+        """The id that every event and the final object carry."""
+        return self._emitter.response.id
+
+    def close(self) -> None:
+        """Give the queue place or slot back. Idempotent; never waits."""
+        self._slots.release(self._ticket)
+
+    @asynccontextmanager
+    async def open(
+        self, *, ping_interval: float | None = None
+    ) -> AsyncIterator[trio.MemoryReceiveChannel[Event]]:
+        """Generate in a nursery of this block and yield the events; the channel ends after the last.
+
+        Leaving the block cancels what is left: the row is dropped and the slot is free. Silence longer
+        than ``ping_interval`` seconds repeats ``response.in_progress``. Failures of generation are an
+        event, never an exception.
+        """
+        send, receive = trio.open_memory_channel[Event](math.inf)  # bounded by the token budget
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._produce, _Feed(send), ping_interval)
+                yield receive
+                nursery.cancel_scope.cancel()
+        finally:
+            receive.close()
+            self.close()
+
+    async def run(self) -> Response:
+        """Generate to the end and return the final object.
+
+        :raises EngineFailureError: generation failed.
+        """
+        async with self.open() as events:
+            async for _ in events:
+                pass
+        response = self._emitter.response
+        if response.error is not None:
+            raise EngineFailureError(response.error.message)
+        return response
+
+    async def _produce(self, feed: _Feed, ping_interval: float | None) -> None:
+        with feed:
+            feed.publish(self._emitter.start())
+            async with trio.open_nursery() as nursery:
+                if ping_interval:
+                    nursery.start_soon(self._ping_in_silence, feed, ping_interval)
+                ending = await self._generate(feed)
+                nursery.cancel_scope.cancel()
+            feed.publish(self._emitter.finish(ending, self._usage(), int(self._wall_clock())))
+
+    async def _generate(self, feed: _Feed) -> Ending:
+        try:
+            return await self._decode(feed)
+        except ApiError as error:
+            return Failed(ResponseError(error.code or "server_error", error.message))
+        except Exception:
+            log.exception("response_failed", response_id=self.response_id)
+            return Failed(ResponseError("server_error", "The server failed while generating this response."))
+        finally:
+            self.close()
+
+    async def _decode(self, feed: _Feed) -> Ending:
+        await self._slots.granted(self._ticket)
+        generation = self._generation
+        detokenizer = self._engine.tokenizer.detokenizer()
+        ending: Ending = Completed()
+        with self._engine.generate(
+            generation.prompt.tokens, max_tokens=generation.max_tokens, sampling=generation.sampling
+        ) as sequence:
+            async for event in sequence:
+                if isinstance(event, Sampled):
+                    # The end token has no text.
+                    text = "" if event.finish_reason == "stop" else detokenizer.feed(event.token)
+                    self._take_token(text, feed)
+                    if self._parser.stopped:
+                        return Completed()
+                    if event.finish_reason == "length":
+                        ending = LengthStop()
+        self._publish(self._parser.feed(detokenizer.finish()), feed)
+        self._publish(self._parser.finish(), feed)
+        return Completed() if self._parser.stopped else ending
+
+    def _take_token(self, text: str, feed: _Feed) -> None:
+        was_reasoning = self._parser.in_reasoning
+        self._publish(self._parser.feed(text), feed)
+        self._output_tokens += 1
+        # The tokens of the markers count as reasoning too.
+        self._reasoning_tokens += was_reasoning or self._parser.in_reasoning
+
+    def _publish(self, segments: Iterable[Segment], feed: _Feed) -> None:
+        for segment in segments:
+            feed.publish(self._emitter.feed(segment))
+
+    def _usage(self) -> Usage:
+        input_tokens = len(self._generation.prompt.tokens)
+        return Usage(
+            input_tokens=input_tokens,
+            output_tokens=self._output_tokens,
+            output_tokens_details=OutputTokensDetails(self._reasoning_tokens),
+            total_tokens=input_tokens + self._output_tokens,
+        )
+
+    async def _ping_in_silence(self, feed: _Feed, interval: float) -> None:
+        while True:
+            await trio.sleep_until(feed.last_event_at + interval)
+            if trio.current_time() < feed.last_event_at + interval:
+                continue
+            if feed.unread:  # the reader is behind: it is not waiting for a sign of life
+                feed.last_event_at = trio.current_time()
+            else:
+                feed.publish([self._emitter.ping()])
+
+
+class _Feed:
+    """The producer's end of the event channel; knows when it was last used. Closes it on exit."""
+
+    def __init__(self, send: trio.MemorySendChannel[Event]) -> None:
+        self._send = send
+        self.last_event_at = trio.current_time()
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_exc: object) -> None:
+        self._send.close()
+
+    @property
+    def unread(self) -> int:
+        """Events that the reader has not taken yet."""
+        return self._send.statistics().current_buffer_used
+
+    def publish(self, events: Iterable[Event]) -> None:
+        """Hand events to the reader without waiting: no checkpoint lies between them."""
+        for event in events:
+            self._send.send_nowait(event)
+            self.last_event_at = trio.current_time()

@@ -1,0 +1,146 @@
+"""The use case behind ``POST /v1/responses``: from a decoded request to a run that can begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import trio
+from msgspec import Struct
+
+from mlxcel_trio.core.emitter import Emitter
+from mlxcel_trio.core.history import to_messages
+from mlxcel_trio.core.ids import IdFactory
+from mlxcel_trio.core.plan import CreatePlan
+from mlxcel_trio.core.sampling import SamplingDefaults
+from mlxcel_trio.core.skeleton import open_response
+from mlxcel_trio.core.validation import ValidationContext, validate_create
+from mlxcel_trio.engine.api import Engine
+from mlxcel_trio.engine.bridge import EngineState
+from mlxcel_trio.engine.tokenizer import RenderedPrompt
+from mlxcel_trio.errors import InvalidRequestError, NotFoundError
+from mlxcel_trio.protocol.models import ModelList, ModelObject
+from mlxcel_trio.protocol.requests import CreateResponse
+from mlxcel_trio.service.admission import Slots
+from mlxcel_trio.service.pipeline import Generation, ResponseRun
+
+RENDER_THREADS = 2
+
+
+class ServedModel(Struct, frozen=True):
+    """The names of the loaded model and what applies when a request leaves sampling open.
+
+    ``names`` maps every accepted name to the canonical one that responses echo; ``hidden`` are accepted but
+    not listed. ``created`` is in Unix seconds.
+    """
+
+    names: Mapping[str, str]
+    hidden: frozenset[str]
+    sampling: SamplingDefaults
+    created: int
+
+
+class Health(Struct, frozen=True):
+    """The body of ``GET /health``; ``ok`` decides between 200 and 503.
+
+    ``running`` and ``waiting`` are admitted responses with and without a slot, ``rows`` the sequences that the
+    engine holds, ``steps`` and ``sampled_tokens`` its totals.
+    """
+
+    ok: bool
+    engine: EngineState
+    running: int
+    waiting: int
+    rows: int
+    steps: int
+    sampled_tokens: int
+
+
+class Responses:
+    """Creates responses on one engine. Used from the trio thread by any number of tasks."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: ServedModel,
+        slots: Slots,
+        *,
+        new_id: Callable[[str], str],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._model = model
+        self._slots = slots
+        self._new_id = new_id
+        self._wall_clock = wall_clock
+        self._render_limiter = trio.CapacityLimiter(RENDER_THREADS)
+        self._validation = ValidationContext(names=model.names, sampling=model.sampling, store_enabled=False)
+
+    async def prepare(self, request: CreateResponse) -> ResponseRun:
+        """Validate, render and admit. Until the run is opened or closed it holds its queue place.
+
+        :raises InvalidRequestError: the request can never succeed.
+        :raises EngineUnavailableError: the engine is loading or has stopped.
+        :raises ServerOverloadedError: the queue is full.
+        """
+        plan = validate_create(request, self._validation)
+        prompt = await self._render(plan)
+        room = self._engine.model.context_window - len(prompt.tokens)
+        if room < 1:
+            raise _prompt_too_long(len(prompt.tokens), self._engine.model.context_window)
+        self._engine.check_running()
+        response = open_response(plan, response_id=self._new_id("resp"), created_at=int(self._wall_clock()))
+        return ResponseRun(
+            engine=self._engine,
+            slots=self._slots,
+            ticket=self._slots.admit(),
+            generation=Generation(
+                prompt, min(plan.max_output_tokens or room, room), plan.sampling, plan.stop
+            ),
+            emitter=Emitter(response, self._new_id),
+            stream=plan.stream,
+            wall_clock=self._wall_clock,
+        )
+
+    def models(self) -> ModelList:
+        """Every name that requests may use, but for the reserved ones."""
+        listed = [name for name in self._model.names if name not in self._model.hidden]
+        return ModelList(tuple(ModelObject(name, self._model.created) for name in listed))
+
+    def model(self, name: str) -> ModelObject:
+        """One of them.
+
+        :raises NotFoundError: no such name.
+        """
+        if name not in self._model.names:
+            listed = ", ".join(f"'{model.id}'" for model in self.models().data)
+            raise NotFoundError(f"No model '{name}' here. Loaded: {listed}.", code="model_not_found")
+        return ModelObject(name, self._model.created)
+
+    def health(self) -> Health:
+        """Whether new work would be taken, with the figures of engine and queue."""
+        engine = self._engine.statistics()
+        return Health(
+            ok=engine.state == "running",
+            engine=engine.state,
+            running=self._slots.running,
+            waiting=self._slots.waiting,
+            rows=engine.rows,
+            steps=engine.steps,
+            sampled_tokens=engine.sampled_tokens,
+        )
+
+    async def _render(self, plan: CreatePlan) -> RenderedPrompt:
+        messages = to_messages(plan.items, plan.instructions)
+        render = partial(self._engine.tokenizer.render, messages, template_kwargs=plan.template_kwargs)
+        # Rendering has no effects, so a cancelled request need not wait for it.
+        return await trio.to_thread.run_sync(render, limiter=self._render_limiter, abandon_on_cancel=True)
+
+
+def _prompt_too_long(tokens: int, window: int) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"The prompt has {tokens} tokens; this model's context window of {window} leaves room for "
+        f"{window - 1} at most. Shorten the input.",
+        param="input",
+        code="context_length_exceeded",
+    )
