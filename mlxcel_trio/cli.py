@@ -4,9 +4,9 @@ Everything but flags is imported when a command runs, so that ``--help`` answers
 
 ===  ==================================================================================
 0    done; for a server: stopped by SIGINT or SIGTERM
-1    it could not be done: no model, a busy port, a full disk; one line on stderr
-2    a flag, a variable or the installation is wrong; one line on stderr
-130  interrupted before the server was serving
+1    it could not be done: no such model, a full disk; one line on stderr
+2    a flag, a variable, the address or the installation is wrong; one line on stderr
+130  interrupted before the server was serving, or once more while it was stopping
 ===  ==================================================================================
 
 Any other exception is a defect of this package and ends with its traceback and code 1.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,8 +27,6 @@ from mlxcel_trio.settings import parse_settings, read_api_key_file
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
-
-    from mlxcel_trio.settings import Settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,24 +46,49 @@ def exit_code_of(command: Callable[[], None]) -> int:
     try:
         command()
     except BaseException as error:
-        return _explain(error)
+        code = _explain(error)
+        if code is None:
+            raise
+        return code
     finally:
         _flush_stdout()
     return 0
 
 
 def run_server(serve: Callable[..., Awaitable[None]]) -> None:
-    """Run ``serve(task_status=...)`` until it returns, as the only occupant of this process.
+    """Run ``serve(shutdown=..., task_status=...)`` until it returns, as the only occupant of this process.
 
-    ``serve`` reports its URL as started when it accepts connections; that URL is the one line on stdout.
+    ``serve`` reports its URL as started when it serves; that URL is the one line on stdout. From then on the
+    first SIGINT or SIGTERM sets ``shutdown``, a ``trio.Event``, and the second cancels; until then the first
+    cancels.
+
+    :raises KeyboardInterrupt: ``serve`` was cancelled; it comes in trio's exception groups.
     """
     import trio
 
-    async def announce() -> None:
-        async with trio.open_nursery() as nursery:
-            _print_url(await nursery.start(serve))
+    trio.run(_serve_until_signalled, serve)
 
-    trio.run(announce)
+
+async def _serve_until_signalled(serve: Callable[..., Awaitable[None]]) -> None:
+    import trio
+
+    serving, shutdown = trio.Event(), trio.Event()
+
+    async def heed_signals(*, task_status: trio.TaskStatus[None]) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            async for _ in signals:
+                if shutdown.is_set() or not serving.is_set():
+                    raise KeyboardInterrupt
+                shutdown.set()
+
+    async with trio.open_nursery() as signal_nursery:
+        await signal_nursery.start(heed_signals)
+        async with trio.open_nursery() as server_nursery:
+            url = await server_nursery.start(partial(serve, shutdown=shutdown))
+            serving.set()
+            _print_url(url)
+        signal_nursery.cancel_scope.cancel()
 
 
 def _mlxcel(argv: Sequence[str]) -> None:
@@ -114,7 +138,11 @@ def _pull(argv: Sequence[str]) -> None:
 def _print_version() -> None:
     from importlib import metadata
 
-    print(f"mlxcel {metadata.version('mlxcel-trio')}")  # noqa: T201
+    try:
+        version = metadata.version("mlxcel-trio")
+    except metadata.PackageNotFoundError:
+        raise ConfigurationError("mlxcel-trio is not installed here; install it with pip.") from None
+    print(f"mlxcel {version}")  # noqa: T201
 
 
 def _print_url(url: str) -> None:
@@ -125,11 +153,11 @@ def _print_url(url: str) -> None:
         _discard_stdout()
 
 
-def _explain(error: BaseException) -> int:
-    """The exit code for ``error``, told on stderr; raises it when it is none that commands end with."""
+def _explain(error: BaseException) -> int | None:
+    """Tell the user about ``error`` and give its exit code; ``None`` for a defect or a ``SystemExit``."""
     causes = list(_causes(error))
     if not all(isinstance(cause, MlxcelError | OSError | KeyboardInterrupt) for cause in causes):
-        raise error
+        return None
     if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
         print("mlxcel: interrupted", file=sys.stderr)  # noqa: T201
         return 130

@@ -147,22 +147,25 @@ class Setting(Struct, frozen=True):
             if not (self.option.kind.accepts(element) or (element is None and self.default is None)):
                 raise self._refusal(element, source)
 
-    def read(self, given: str | Sequence[str], *, source: str) -> Any:
-        """The value that ``given`` spells, one text or, for a repeatable setting, several.
+    def read_flags(self, given: Sequence[Any]) -> Any:
+        """The value of all the texts that came with the flag; the last one counts unless it is repeatable.
 
-        :raises ConfigurationError: there is none; the message names ``source``.
+        :raises ConfigurationError: a text is no value; the message names the flag.
         """
-        if isinstance(given, str):
-            return self._read_one(given, source)
-        return tuple(self._read_one(element, source) for element in given)
+        # Before Python 3.13 argparse makes an empty list of the value in "--flag=--".
+        texts = ["--" if element == [] else element for element in given]
+        if self.repeatable:
+            return tuple(self._read_one(element, self.flag) for element in texts)
+        return self._read_one(texts[-1], self.flag)
 
     def read_variable(self, given: str) -> Any:
         """The value that the variable's content spells.
 
-        :raises ConfigurationError: there is none; the message names the variable.
+        :raises ConfigurationError: it spells none; the message names the variable.
         """
-        elements = [element.strip() for element in given.split(",")] if self.repeatable else given
-        return self.read(elements, source=self.variable)
+        if self.repeatable:
+            return tuple(self._read_one(element.strip(), self.variable) for element in given.split(","))
+        return self._read_one(given, self.variable)
 
     def _read_one(self, given: str, source: str) -> Any:
         try:
@@ -207,7 +210,7 @@ def parse_options(
     values: dict[str, Any] = {}
     for setting in settings_of(struct_type):
         if flags[setting.field] is not None:
-            values[setting.field] = setting.read(flags[setting.field], source=setting.flag)
+            values[setting.field] = setting.read_flags(flags[setting.field])
         elif setting.variable in environ:
             values[setting.field] = setting.read_variable(environ[setting.variable])
         elif setting.required:
@@ -252,8 +255,8 @@ def _parser(struct_type: type[Struct], prog: str, description: str) -> CommandPa
             setting.flag,
             dest=setting.field,
             metavar=setting.option.kind.metavar,
-            # Values are read by Setting.read, so that flags and variables fail alike.
-            action="append" if setting.repeatable else "store",
+            # Texts are collected here and read by Setting, so that flags and variables fail alike.
+            action="append",
             help=f"{setting.meaning} ({notes})".replace("%", "%%"),
         )
     return parser

@@ -1,4 +1,4 @@
-"""The server as nested lifetimes: engine around HTTP, everything inside one task.
+"""The server as nested lifetimes, all inside one task.
 
 ::
 
@@ -11,30 +11,153 @@ Leaving unwinds inside out: HTTP stops first, then the engine thread is joined.
 
 from __future__ import annotations
 
-import os
+import secrets
 import time
-from functools import partial
+from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 from msgspec import Struct
 
 from mlxcel_trio.core.admission import Admission
 from mlxcel_trio.core.ids import IdFactory
 from mlxcel_trio.core.sampling import SamplingDefaults
-from mlxcel_trio.engine.api import Engine
-from mlxcel_trio.engine.backend import LoadedModel
-from mlxcel_trio.engine.mlx_engine import mlx_engine_loader
-from mlxcel_trio.engine.models.cache import default_cache_dir
-from mlxcel_trio.engine.models.generation_config import sampling_defaults
-from mlxcel_trio.engine.models.resolve import ModelSource, resolve_model
+from mlxcel_trio.engine.mlx_engine import mlx_engine
+from mlxcel_trio.engine.models import ModelSource, sampling_defaults
 from mlxcel_trio.errors import EngineFailureError
 from mlxcel_trio.http.app import create_app
 from mlxcel_trio.http.worker import WorkerLimits, serve_http
 from mlxcel_trio.log import get_logger
 from mlxcel_trio.service.admission import Slots
 from mlxcel_trio.service.responses import Responses, ServedModel
-from mlxcel_trio.settings import Settings
+
+if TYPE_CHECKING:
+    from mlxcel_trio.engine.api import Engine
+    from mlxcel_trio.engine.backend import LoadedModel
+    from mlxcel_trio.settings import Settings
 
 log = get_logger(__name__)
 
 RESERVED_ALIAS = "local"
+
+
+class Model(Struct, frozen=True):
+    """The engine's model as users name it: every name it goes by, the canonical one first."""
+
+    names: tuple[str, ...]
+    sampling: SamplingDefaults = SamplingDefaults()
+
+
+async def serve(
+    settings: Settings,
+    *,
+    model: ModelSource,
+    shutdown: trio.Event,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve a model on the disk until ``shutdown`` is set; see :func:`serve_engine`."""
+    engine = mlx_engine(
+        model.directory,
+        parallel=settings.parallel,
+        context_window=settings.ctx_size,
+        prefill_chunk_size=settings.prefill_chunk_size,
+        dtype=settings.dtype,
+    )
+    named = Model(model.aliases, sampling_defaults(model.directory))
+    await serve_engine(settings, engine, named, shutdown=shutdown, task_status=task_status)
+
+
+async def serve_engine(
+    settings: Settings,
+    engine: Engine,
+    model: Model,
+    *,
+    shutdown: trio.Event,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run ``engine`` and serve it over HTTP until ``shutdown`` is set.
+
+    The address is bound first and answers 503 while the model loads; the URL is reported through
+    ``task_status`` once requests are taken. Shutdown lets running requests finish within
+    ``settings.graceful_timeout`` seconds; a cancel ends at once. An engine that fails later on is logged, and
+    the server goes on to answer 503.
+
+    :raises ConfigurationError: the address cannot be bound.
+    :raises ModelError: the model cannot be loaded.
+    """
+    responses = _responses(settings, engine, model)
+    app = create_app(
+        responses,
+        api_keys=settings.api_keys,
+        allowed_origins=settings.allowed_origins,
+        max_body_bytes=settings.max_body_bytes,
+        ping_interval=settings.sse_ping_interval or None,
+    )
+    limits = WorkerLimits(
+        max_connections=settings.max_connections,
+        keep_alive_timeout=settings.keep_alive_timeout,
+        write_timeout=settings.write_timeout,
+        graceful_timeout=settings.graceful_timeout,
+    )
+    async with trio.open_nursery() as engine_nursery:
+        async with trio.open_nursery() as http_nursery:
+
+            async def http(*, task_status: trio.TaskStatus[str]) -> None:
+                await serve_http(
+                    app,
+                    settings.host,
+                    settings.port,
+                    shutdown=shutdown,
+                    limits=limits,
+                    task_status=task_status,
+                )
+
+            url = await http_nursery.start(http)
+            loaded = await engine_nursery.start(_run_engine, engine)
+            _report(loaded, model, settings)
+            task_status.started(url)
+        engine_nursery.cancel_scope.cancel()
+
+
+async def _run_engine(engine: Engine, *, task_status: trio.TaskStatus[LoadedModel]) -> None:
+    try:
+        await engine.run(task_status=task_status)
+    except EngineFailureError as error:
+        # The API goes on to answer, with 503 for new work.
+        log.error("engine_stopped", reason=str(error), exc_info=error.__cause__)
+
+
+def _responses(settings: Settings, engine: Engine, model: Model) -> Responses:
+    canonical, *others = dict.fromkeys((*settings.aliases, *model.names))
+    served = ServedModel(
+        names=dict.fromkeys((canonical, *others, RESERVED_ALIAS), canonical),
+        hidden=frozenset({RESERVED_ALIAS} - {canonical, *others}),
+        sampling=_sampling(settings, model.sampling),
+        created=int(time.time()),
+    )
+    return Responses(
+        engine,
+        served,
+        Slots(Admission(settings.parallel, settings.max_queue_depth)),
+        new_id=IdFactory(secrets.token_bytes).new,
+        wall_clock=time.time,
+    )
+
+
+def _sampling(settings: Settings, defaults: SamplingDefaults) -> SamplingDefaults:
+    flags = {name: getattr(settings, name) for name in SamplingDefaults.__struct_fields__}
+    return msgspec.structs.replace(
+        defaults, **{name: value for name, value in flags.items() if value is not None}
+    )
+
+
+def _report(loaded: LoadedModel, model: Model, settings: Settings) -> None:
+    log.info(
+        "model_loaded",
+        model=model.names[0],
+        context_window=loaded.context_window,
+        device=loaded.device,
+        dtype=loaded.dtype,
+        blas=loaded.blas,
+        parallel=settings.parallel,
+    )

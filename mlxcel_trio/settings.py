@@ -178,7 +178,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         float,
         Option(
             number(0, above=True),
-            "Time that a connection may be idle, or take to send its headers.",
+            "Time that a connection may be idle between two requests.",
             unit="seconds",
         ),
     ] = 5.0

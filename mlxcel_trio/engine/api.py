@@ -4,19 +4,48 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 from msgspec import Struct
 
-from mlxcel_trio.core.sampling import SamplingParameters
 from mlxcel_trio.engine.backend import Backend, LoadedModel, Prefilled, Row, RowEvent, RowFailed, Sampled
 from mlxcel_trio.engine.bridge import STILL_LOADING, EngineBridge, EngineState
-from mlxcel_trio.engine.tokenizer import ChatTokenizer
 from mlxcel_trio.errors import EngineFailureError, EngineUnavailableError
 
-EngineLoader = Callable[[], tuple[ChatTokenizer, Backend]]
+if TYPE_CHECKING:
+    from mlxcel_trio.core.messages import ChatMessage
+    from mlxcel_trio.core.sampling import SamplingParameters
+    from mlxcel_trio.engine.detokenizer import StreamingDetokenizer
+    from mlxcel_trio.engine.tokenizer import RenderedPrompt
+
+
+class Tokenizer(Protocol):
+    """What the engine's users need of a ``ChatTokenizer``; safe to use from worker threads."""
+
+    @property
+    def reasoning_markers(self) -> tuple[str, str] | None:
+        """Texts that open and close reasoning, for a model that writes any."""
+        ...
+
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Mapping[str, Any]] = ...,
+        template_kwargs: Mapping[str, Any] | None = ...,
+    ) -> RenderedPrompt:
+        """The prompt of a dialogue."""
+        ...
+
+    def detokenizer(self) -> StreamingDetokenizer:
+        """A fresh detokenizer for one sequence."""
+        ...
+
+
+EngineLoader = Callable[[], tuple[Tokenizer, Backend]]
 """Prepares a model without loading its weights. Called once, in a worker thread."""
 
 
@@ -69,7 +98,7 @@ class Engine:
 
     def __init__(self, load: EngineLoader) -> None:
         self._load = load
-        self._tokenizer: ChatTokenizer | None = None
+        self._tokenizer: Tokenizer | None = None
         self._bridge: EngineBridge | None = None
         self._row_ids = itertools.count()
 
@@ -80,7 +109,7 @@ class Engine:
         await self._bridge.run(task_status=task_status)
 
     @property
-    def tokenizer(self) -> ChatTokenizer:
+    def tokenizer(self) -> Tokenizer:
         """Renders prompts and turns tokens into text; safe to use from worker threads."""
         if self._tokenizer is None:
             raise EngineUnavailableError(STILL_LOADING)

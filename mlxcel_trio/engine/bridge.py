@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import trio
 
 from mlxcel_trio.engine.backend import Backend, LoadedModel, Row, RowEvent, RowFailed, Sampled
 from mlxcel_trio.errors import EngineFailureError, EngineUnavailableError, MlxcelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 EngineState = Literal["loading", "running", "stopped"]
 

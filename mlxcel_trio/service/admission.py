@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import trio
 
-from mlxcel_trio.core.admission import Admission, Ticket
+if TYPE_CHECKING:
+    from mlxcel_trio.core.admission import Admission, Ticket
 
 
 class Slots:

@@ -6,25 +6,29 @@ There is one pipeline. Streams, JSON bodies and later background jobs differ onl
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import trio
 from msgspec import Struct
 
-from mlxcel_trio.core.admission import Ticket
 from mlxcel_trio.core.emitter import Completed, Emitter, Ending, Failed, LengthStop
 from mlxcel_trio.core.parsing.output import OutputParser
-from mlxcel_trio.core.parsing.segments import Segment
 from mlxcel_trio.core.sampling import SamplingParameters
-from mlxcel_trio.engine.api import Engine
 from mlxcel_trio.engine.backend import Sampled
 from mlxcel_trio.engine.tokenizer import RenderedPrompt
-from mlxcel_trio.errors import ApiError, EngineFailureError
+from mlxcel_trio.errors import EngineFailureError, EngineUnavailableError
 from mlxcel_trio.log import get_logger
 from mlxcel_trio.protocol.events import Event
 from mlxcel_trio.protocol.responses import OutputTokensDetails, Response, ResponseError, Usage
-from mlxcel_trio.service.admission import Slots
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+
+    from mlxcel_trio.core.admission import Ticket
+    from mlxcel_trio.core.parsing.segments import Segment
+    from mlxcel_trio.engine.api import Engine
+    from mlxcel_trio.service.admission import Slots
 
 log = get_logger(__name__)
 
@@ -126,13 +130,14 @@ class ResponseRun:
     async def _generate(self, feed: _Feed) -> Ending:
         try:
             return await self._decode(feed)
-        except ApiError as error:
-            return Failed(ResponseError(error.code or "server_error", error.message))
+        except (EngineFailureError, EngineUnavailableError) as error:
+            message = error.message
         except Exception:
             log.exception("response_failed", response_id=self.response_id)
-            return Failed(ResponseError("server_error", "The server failed while generating this response."))
+            message = "The server failed while generating this response."
         finally:
             self.close()
+        return Failed(ResponseError("server_error", message))
 
     async def _decode(self, feed: _Feed) -> Ending:
         await self._slots.granted(self._ticket)

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 from msgspec import Struct
 
 from mlxcel_trio.core.emitter import Emitter
 from mlxcel_trio.core.history import to_messages
-from mlxcel_trio.core.ids import IdFactory
-from mlxcel_trio.core.plan import CreatePlan
 from mlxcel_trio.core.sampling import SamplingDefaults
 from mlxcel_trio.core.skeleton import open_response
 from mlxcel_trio.core.validation import ValidationContext, validate_create
-from mlxcel_trio.engine.api import Engine
 from mlxcel_trio.engine.bridge import EngineState
-from mlxcel_trio.engine.tokenizer import RenderedPrompt
 from mlxcel_trio.errors import InvalidRequestError, NotFoundError
 from mlxcel_trio.protocol.models import ModelList, ModelObject
-from mlxcel_trio.protocol.requests import CreateResponse
-from mlxcel_trio.service.admission import Slots
 from mlxcel_trio.service.pipeline import Generation, ResponseRun
+
+if TYPE_CHECKING:
+    from mlxcel_trio.core.plan import CreatePlan
+    from mlxcel_trio.engine.api import Engine
+    from mlxcel_trio.engine.tokenizer import RenderedPrompt
+    from mlxcel_trio.protocol.requests import CreateResponse
+    from mlxcel_trio.service.admission import Slots
 
 RENDER_THREADS = 2
 
@@ -43,8 +45,8 @@ class ServedModel(Struct, frozen=True):
 class Health(Struct, frozen=True):
     """The body of ``GET /health``; ``ok`` decides between 200 and 503.
 
-    ``running`` and ``waiting`` are admitted responses with and without a slot, ``rows`` the sequences that the
-    engine holds, ``steps`` and ``sampled_tokens`` its totals.
+    ``running`` and ``waiting`` are admitted responses with and without a slot, ``rows`` the sequences that
+    the engine holds, ``steps`` and ``sampled_tokens`` its totals.
     """
 
     ok: bool

@@ -5,13 +5,30 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from typing import TYPE_CHECKING
 
+from mlxcel_trio.engine.api import Engine
 from mlxcel_trio.engine.backend import LoadedModel, Prefilled, Row, RowEvent, RowFailed, Sampled
-from mlxcel_trio.testing.script import Script, ScriptRow
-from mlxcel_trio.testing.scripted_tokenizer import ScriptedTokenizer
+from mlxcel_trio.testing.scripted_tokenizer import ScriptedTokenizer, load_scripted_tokenizer
+
+if TYPE_CHECKING:
+    from mlxcel_trio.testing.script import Script, ScriptRow
 
 # How long a step may take while every row waits for its delay: what a short prefill chunk takes.
 LONGEST_STEP_SECONDS = 0.005
+
+DEFAULT_CONTEXT_WINDOW = 8192
+
+
+def scripted_engine(script: Script, *, context_window: int | None = None) -> Engine:
+    """An engine that answers from ``script``; the window is 8192 tokens unless said otherwise."""
+
+    def load() -> tuple[ScriptedTokenizer, ScriptedBackend]:
+        tokenizer = load_scripted_tokenizer(script)
+        window = context_window or DEFAULT_CONTEXT_WINDOW
+        return tokenizer, ScriptedBackend(script, tokenizer, context_window=window)
+
+    return Engine(load)
 
 
 class ScriptedBackend:
@@ -48,10 +65,7 @@ class ScriptedBackend:
     def step(self) -> list[RowEvent]:
         """One chunk of every row that is due; waits a little when none is."""
         now = time.monotonic()
-        events: list[RowEvent] = []
-        for row in list(self._rows.values()):
-            if row.due_at <= now:
-                events.append(row.play(now))
+        events = [row.play(now) for row in self._rows.values() if row.due_at <= now]
         for event in events:
             if isinstance(event, RowFailed) or (isinstance(event, Sampled) and event.finish_reason):
                 del self._rows[event.row_id]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -14,6 +14,9 @@ from mlxcel_trio.core.sampling import SamplingParameters
 from mlxcel_trio.engine.backend import LoadedModel, Prefilled, Row, RowEvent, RowFailed, Sampled
 from mlxcel_trio.engine.bridge import EngineBridge
 from mlxcel_trio.errors import CorruptModelError, EngineFailureError, EngineUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
 
 MODEL = LoadedModel(context_window=64, vocabulary_size=10, device="fake", dtype="none", blas="none")
 PATIENCE = 5.0

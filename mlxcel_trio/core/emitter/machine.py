@@ -143,7 +143,7 @@ class Emitter:
     def feed(self, segment: Segment) -> list[Event]:
         """The events that one more segment causes.
 
-        A call that is followed by anything but its own ``CallEnd`` is closed as incomplete.
+        A call that another item follows before its ``CallEnd`` is closed as incomplete.
 
         :raises RuntimeError: for arguments or an end of a call while no call awaits them.
         :raises ValueError: for a ``CallEnd`` whose arguments contradict the fragments before it.
@@ -171,7 +171,8 @@ class Emitter:
         """
         self._check_running()
         events: list[Event] = []
-        if isinstance(ending, Completed | LengthStop) and not self._has_answer():
+        # Once the model has said anything, an item is open.
+        if self._open is None and isinstance(ending, Completed | LengthStop):
             _, events = self._message()
         events += self._close("completed" if isinstance(ending, Completed) else "incomplete")
         terminal = self._terminal(ending, usage, now)
@@ -189,9 +190,6 @@ class Emitter:
         self._check_running()
         if self._items or self._open is not None:
             raise RuntimeError("A compaction precedes all output, and there is output already.")
-
-    def _has_answer(self) -> bool:
-        return self._open is not None or any(not isinstance(item, Compaction) for item in self._items)
 
     def _message(self) -> tuple[OpenMessage, list[Event]]:
         if isinstance(self._open, OpenMessage):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from mlxcel_trio.core.parsing.reasoning import ReasoningParser
 from mlxcel_trio.core.parsing.segments import Segment, TextDelta
 from mlxcel_trio.core.parsing.stop_strings import StopStrings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 
 class OutputParser:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mlxcel_trio.core.parsing.markers import find_first, held_length
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class StopStrings:

@@ -18,7 +18,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +57,15 @@ def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
 def find(cache_dir: Path, entry: CacheEntry) -> Path | None:
     """The finished model, if it is there."""
     directory = _entry_directory(cache_dir, entry)
-    return directory if directory.is_dir() else None
+    if not directory.is_dir():
+        return None
+    # One that was killed just after it had finished left its scraps.
+    models = cache_dir / "models"
+    if any(models.glob(_PARTIAL_PREFIX + "*")):
+        with suppress(OSError), (models / ".lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove_leftovers(models)
+    return directory
 
 
 def provide(

@@ -53,7 +53,9 @@ def _weight_files(directory: Path) -> list[Path]:
             raise UnsupportedModelError(
                 f"{directory} has PyTorch weights only: convert it with mlx_lm.convert --hf-path {directory}"
             )
-        raise CorruptModelError(f"{directory} has no weights (model*.safetensors){_gguf_hint(directory)}")
+        raise CorruptModelError(
+            f"{directory} has no weights that mlx-lm loads (model*.safetensors){_gguf_hint(directory)}"
+        )
     return files
 
 

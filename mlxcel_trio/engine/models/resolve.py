@@ -62,7 +62,7 @@ def resolve_model(name: str | None, *, cache_dir: Path, report: Report) -> Model
 def _existing_path(name: str) -> Path | None:
     try:
         path = Path(name).expanduser()
-        return path if path.exists() else None
+        return path if name and path.exists() else None
     except (OSError, ValueError, RuntimeError):
         # No path on this system: too long, with a NUL, or in an unknown user's home.
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -137,7 +139,7 @@ def cut_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
     text = draw(TEXTS)
     cuts = sorted(draw(st.sets(st.integers(0, len(text)))))
     edges = [0, *cuts, len(text)]
-    return text, [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return text, [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
 @given(cut_texts(), st.booleans(), st.sampled_from([(), ("stop",), ("op", "st ")]))

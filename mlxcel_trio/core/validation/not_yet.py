@@ -1,0 +1,61 @@
+"""Features with a place in the API that are not built yet: asking for one is refused, never ignored.
+
+The refusal comes last, so a request with a mistake in such a field hears about the mistake. Whoever builds a
+feature deletes its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mlxcel_trio.core.plan import CreatePlan
+from mlxcel_trio.errors import InvalidRequestError
+from mlxcel_trio.protocol.requests import CreateResponse
+from mlxcel_trio.protocol.tools import PlainTextFormat
+
+_Finder = Callable[[CreateResponse, CreatePlan], str | None]
+"""Gives the path of the field that asks for a feature, ``None`` when no field does."""
+
+
+def refuse_unbuilt(request: CreateResponse, plan: CreatePlan) -> None:
+    """Refuse the first feature in the table that the request asks for.
+
+    :raises InvalidRequestError: naming the field.
+    """
+    for find in _NOT_YET:
+        path = find(request, plan)
+        if path is not None:
+            raise InvalidRequestError(
+                f"'{path}' is not supported by this version yet. Send the request without it.", param=path
+            )
+
+
+def _field(path: str, asks: Callable[[CreateResponse, CreatePlan], object]) -> _Finder:
+    return lambda request, plan: path if asks(request, plan) else None
+
+
+def _item(item_type: str) -> _Finder:
+    def find(_request: CreateResponse, plan: CreatePlan) -> str | None:
+        places = (index for index, item in enumerate(plan.items) if item.type == item_type)
+        index = next(places, None)
+        return None if index is None else f"input[{index}].type"
+
+    return find
+
+
+_NOT_YET: tuple[_Finder, ...] = (
+    _field("tools", lambda _, plan: plan.tools),
+    _field("text.format", lambda _, plan: not isinstance(plan.text.format, PlainTextFormat)),
+    _field("previous_response_id", lambda _, plan: plan.previous_response_id is not None),
+    _field("conversation", lambda _, plan: plan.conversation),
+    _field("background", lambda _, plan: plan.background),
+    _field("context_management", lambda request, _: request.context_management),
+    _item("item_reference"),
+    _item("compaction"),
+    _field("top_logprobs", lambda _, plan: plan.top_logprobs),
+    _field("include", lambda request, _: "message.output_text.logprobs" in (request.include or ())),
+    _field("presence_penalty", lambda _, plan: plan.presence_penalty),
+    _field("frequency_penalty", lambda _, plan: plan.frequency_penalty),
+    _field("repetition_penalty", lambda request, _: request.repetition_penalty not in (None, 1)),
+    _field("logit_bias", lambda request, _: request.logit_bias),
+)

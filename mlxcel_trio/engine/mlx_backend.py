@@ -1,0 +1,139 @@
+"""The backend that runs a model with MLX and mlx-lm.
+
+MLX is imported by ``load``, on the engine thread, so importing this module costs nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from mlxcel_trio.core.sampling import SamplingParameters
+from mlxcel_trio.engine.backend import LoadedModel, Row, RowEvent
+from mlxcel_trio.engine.mlx_runtime import import_mlx
+from mlxcel_trio.errors import MlxcelError, ModelError
+from mlxcel_trio.log import get_logger
+
+if TYPE_CHECKING:
+    from mlxcel_trio.engine.blas import BlasReport
+    from mlxcel_trio.engine.generator import TokenGenerator
+    from mlxcel_trio.engine.row_batch import RowBatch
+
+_CPU_CHUNK_TOKENS = 128
+_GPU_CHUNK_TOKENS = 512
+
+logger = get_logger(__name__)
+
+
+class MlxBackend:
+    """Implements :class:`mlxcel_trio.engine.backend.Backend` with mlx-lm's continuous batching.
+
+    ``parallel`` rows prefill or decode at once, further ones wait in the order in which they came.
+    ``prefill_chunk_size`` bounds the prompt tokens that one step processes: 512 by default, on a CPU 128.
+    ``context_window`` shortens the model's own window; a longer one is capped at that without an error.
+    ``dtype`` "auto" picks the fastest type for the device. Generation stops at any of ``end_tokens``.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        parallel: int,
+        prefill_chunk_size: int | None,
+        context_window: int | None,
+        dtype: Literal["auto", "float32", "bfloat16", "float16"],
+        end_tokens: frozenset[int],
+    ) -> None:
+        self._directory = directory
+        self._parallel = parallel
+        self._prefill_chunk_size = prefill_chunk_size
+        self._context_window = context_window
+        self._dtype = dtype
+        self._end_tokens = end_tokens
+        self._generator: TokenGenerator | None = None
+        self._rows: RowBatch | None = None
+
+    def load(self) -> LoadedModel:
+        """Import MLX, load the model and generate a token with it, so that no request pays for first use.
+
+        :raises ConfigurationError: MLX is not installed, or twice.
+        :raises ModelError: the model cannot be loaded, or does not run.
+        """
+        blas = import_mlx()
+        if blas.note is not None:
+            logger.warning(blas.note)
+        try:
+            return self._load(blas)
+        except MlxcelError:
+            raise
+        except Exception as error:  # a model's own code, on whatever its config says
+            raise ModelError(f"{self._directory} does not run: {type(error).__name__}: {error}") from error
+
+    def insert(self, row: Row) -> None:
+        """Take a row; its prefill starts with a later step, when one of ``parallel`` places is free."""
+        self._loaded_rows().insert(row)
+
+    def remove(self, row_id: int) -> None:
+        """Drop a row at any stage; unknown ids are ignored."""
+        self._loaded_rows().remove(row_id)
+
+    def step(self) -> list[RowEvent]:
+        """Process one unit of prompt tokens and one decode step for every row past its prompt."""
+        return self._loaded_rows().step()
+
+    def close(self) -> None:
+        """Free the model and its caches. Also after a failed ``load`` or ``step``."""
+        if self._generator is None:
+            return
+        from mlxcel_trio.engine.generator import free_unused_memory
+
+        self._generator.close()
+        self._generator = self._rows = None
+        gc.collect()
+        free_unused_memory()
+
+    def _load(self, blas: BlasReport) -> LoadedModel:
+        from mlxcel_trio.engine.generator import TokenGenerator, device_name
+        from mlxcel_trio.engine.row_batch import RowBatch
+        from mlxcel_trio.engine.weights import context_window, load_weights
+
+        weights = load_weights(self._directory, self._dtype, fast_blas=not blas.slow)
+        device = device_name()
+        chunk_tokens = self._prefill_chunk_size or (
+            _CPU_CHUNK_TOKENS if device.startswith("cpu") else _GPU_CHUNK_TOKENS
+        )
+        self._generator = TokenGenerator(
+            weights.model,
+            parallel=self._parallel,
+            prefill_chunk_size=chunk_tokens,
+            end_tokens=self._end_tokens,
+        )
+        vocabulary_size = self._generator.vocabulary_size()
+        self._rows = RowBatch(
+            self._generator,
+            parallel=self._parallel,
+            prefill_chunk_size=chunk_tokens,
+            vocabulary_size=vocabulary_size,
+        )
+        _warm_up(self._rows)
+        return LoadedModel(
+            context_window=context_window(weights.config, self._context_window),
+            vocabulary_size=vocabulary_size,
+            device=device,
+            dtype=weights.dtype,
+            blas=blas.name,
+        )
+
+    def _loaded_rows(self) -> RowBatch:
+        if self._rows is None:
+            raise RuntimeError("the backend is used before load() or after close()")
+        return self._rows
+
+
+def _warm_up(rows: RowBatch) -> None:
+    """Prefill and decode once: kernels are compiled on first use."""
+    warm_up = Row(row_id=-1, prompt=[0, 0, 0], max_tokens=1, sampling=SamplingParameters(temperature=0))
+    rows.insert(warm_up)
+    while not any(event.row_id == -1 and not _goes_on(event) for event in rows.step()):
+        pass

@@ -1,0 +1,90 @@
+"""The order in which prompts are prefilled while other rows decode.
+
+Prefill is cut into units of a bounded number of tokens, and the engine does one unit between two decode
+steps. A unit is a chunk of one long prompt, or the rest of several short ones, which are padded to the
+longest of them and cheaper together than one by one.
+
+Rows begin in the order in which they came. Every other unit belongs to the oldest row, so that a long
+prompt goes on at half speed at least. The units between let the next row begin and then favour the row
+with the least left, so that a short prompt never waits for the whole of a long one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Chunk(NamedTuple):
+    """``tokens`` more prompt tokens of a row; ``last`` when none remain after them."""
+
+    row_id: int
+    tokens: int
+    last: bool
+
+
+@dataclass(slots=True)
+class _Prompt:
+    row_id: int
+    left: int
+    begun: bool = False
+
+
+class PrefillSchedule:
+    """Decides which prompt tokens are next. ``unit_tokens`` bounds a unit, padding included."""
+
+    def __init__(self, unit_tokens: int) -> None:
+        self._unit_tokens = unit_tokens
+        self._prompts: dict[int, _Prompt] = {}
+        self._is_turn_of_oldest = True
+
+    def add(self, row_id: int, tokens: int) -> None:
+        """Queue a row with ``tokens`` >= 1 to prefill."""
+        self._prompts[row_id] = _Prompt(row_id, tokens)
+
+    def discard(self, row_id: int) -> None:
+        """Forget a row; unknown ids are ignored."""
+        self._prompts.pop(row_id, None)
+
+    def next_unit(self) -> list[Chunk]:
+        """The chunks to process together now; empty when nothing waits.
+
+        Either one chunk that is not its row's last, or last chunks only. Rows with a last chunk are
+        forgotten.
+        """
+        if not self._prompts:
+            return []
+        leader = self._leader()
+        leader.begun = True
+        if leader.left > self._unit_tokens:
+            leader.left -= self._unit_tokens
+            return [Chunk(leader.row_id, self._unit_tokens, last=False)]
+        unit = [leader, *self._companions(leader)]
+        for prompt in unit:
+            del self._prompts[prompt.row_id]
+        return [Chunk(prompt.row_id, prompt.left, last=True) for prompt in unit]
+
+    def _leader(self) -> _Prompt:
+        prompts = list(self._prompts.values())
+        oldest_leads = self._is_turn_of_oldest
+        self._is_turn_of_oldest = not oldest_leads
+        if oldest_leads:
+            return prompts[0]
+        waiting = next((prompt for prompt in prompts if not prompt.begun), None)
+        return waiting or min(prompts, key=lambda prompt: prompt.left)
+
+    def _companions(self, leader: _Prompt) -> list[_Prompt]:
+        """Rows that finish their prompts together with ``leader`` inside the unit."""
+        companions: list[_Prompt] = []
+        widest = leader.left
+        for prompt in self._prompts.values():
+            if prompt is leader:
+                continue
+            width = max(widest, prompt.left)
+            if width * (len(companions) + 2) <= self._unit_tokens:
+                prompt.begun = True
+                companions.append(prompt)
+                widest = width
+            elif not prompt.begun:
+                break  # whoever came later begins later
+        return companions

@@ -1,0 +1,190 @@
+"""Rows on their way through the generator: waiting, prefilling, decoding.
+
+Long prompts are fed alone, chunk by chunk; the last chunk of every prompt goes to the generator, which
+prefills the rows of a unit as one batch. Whatever goes wrong with one row ends as its ``RowFailed``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlxcel_trio.engine.backend import Prefilled, Row, RowEvent, RowFailed, Sampled
+from mlxcel_trio.engine.generator import Cache, TokenGenerator, copy_cache
+from mlxcel_trio.engine.prefill import Chunk, PrefillSchedule
+from mlxcel_trio.engine.sampler import SamplerPool
+
+if TYPE_CHECKING:
+    from mlxcel_trio.engine.backend import LogitsProcessor
+
+
+class GuardedProcessors:
+    """A row's logits processors as one that never raises: an exception would cost every row its step.
+
+    After a failure logits pass unchanged, and ``failure`` says in one line what happened.
+    """
+
+    def __init__(self, processors: tuple[LogitsProcessor, ...]) -> None:
+        self._processors = processors
+        self.failure: str | None = None
+
+    def __call__(self, tokens: Any, logits: Any) -> Any:
+        if self.failure is not None:
+            return logits
+        processed = logits
+        try:
+            for processor in self._processors:
+                processed = processor(tokens, processed)
+            shape = processed.shape
+        except Exception as error:
+            self.failure = f"a logits processor failed with {one_line(error)}"
+            return logits
+        if shape != logits.shape:
+            self.failure = f"a logits processor returned the shape {shape} for {logits.shape}"
+            return logits
+        return processed
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """A row and how far it has come. ``cache`` covers ``fed`` tokens of the prompt, and what came before."""
+
+    row: Row
+    cache: Cache | None
+    fed: int = 0
+    guard: GuardedProcessors | None = None
+    uid: int | None = None
+
+
+class RowBatch:
+    """The rows of a loaded model. ``parallel`` prefill or decode at once, further ones wait in order.
+
+    Used by the thread that loaded the model.
+    """
+
+    def __init__(
+        self, generator: TokenGenerator, *, parallel: int, prefill_chunk_size: int, vocabulary_size: int
+    ) -> None:
+        self._generator = generator
+        self._parallel = parallel
+        self._vocabulary_size = vocabulary_size
+        self._samplers = SamplerPool()
+        self._schedule = PrefillSchedule(prefill_chunk_size)
+        self._refused: dict[int, RowFailed] = {}
+        self._waiting: dict[int, Row] = {}
+        self._running: dict[int, _Sequence] = {}
+        self._generating: dict[int, _Sequence] = {}  # by uid
+
+    def insert(self, row: Row) -> None:
+        """Take a row. One that cannot run fails with the next step."""
+        if reason := self._objection(row):
+            self._refused[row.row_id] = RowFailed(row.row_id, reason)
+        else:
+            self._waiting[row.row_id] = row
+
+    def remove(self, row_id: int) -> None:
+        """Drop a row at any stage; unknown ids are ignored."""
+        self._refused.pop(row_id, None)
+        self._waiting.pop(row_id, None)
+        self._schedule.discard(row_id)
+        sequence = self._running.pop(row_id, None)
+        if sequence is not None and sequence.uid is not None:
+            del self._generating[sequence.uid]
+            self._generator.remove(sequence.uid)
+
+    def step(self) -> list[RowEvent]:
+        """Do one unit of prefill and one decode step, as far as there is something to do."""
+        events: list[RowEvent] = list(self._refused.values())
+        self._refused.clear()
+        self._start_waiting()
+        events += self._prefill()
+        events += self._generate()
+        return events
+
+    def _objection(self, row: Row) -> str | None:
+        if not row.prompt or row.max_tokens < 1:
+            return "a row needs a prompt and a token to generate"
+        if not 0 <= min(row.prompt) <= max(row.prompt) < self._vocabulary_size:
+            return f"the prompt has a token that the model, with {self._vocabulary_size}, does not know"
+        return None
+
+    def _start_waiting(self) -> None:
+        while self._waiting and len(self._running) < self._parallel:
+            row = self._waiting.pop(next(iter(self._waiting)))
+            cache = None if row.cache is None else copy_cache(row.cache)
+            guard = GuardedProcessors(row.logits_processors) if row.logits_processors else None
+            self._running[row.row_id] = _Sequence(row, cache, guard=guard)
+            self._schedule.add(row.row_id, len(row.prompt))
+
+    def _prefill(self) -> list[RowEvent]:
+        """Process a chunk of a long prompt here, or hand last chunks to the generator."""
+        events: list[RowEvent] = []
+        for chunk in self._schedule.next_unit():
+            sequence = self._running[chunk.row_id]
+            try:
+                if chunk.last:
+                    self._hand_over(sequence)
+                else:
+                    events.append(self._feed(sequence, chunk))
+            except Exception as error:
+                self.remove(chunk.row_id)
+                events.append(RowFailed(chunk.row_id, f"prefill failed with {one_line(error)}"))
+        return events
+
+    def _feed(self, sequence: _Sequence, chunk: Chunk) -> Prefilled:
+        if sequence.cache is None:
+            sequence.cache = self._generator.new_cache()
+        prompt = sequence.row.prompt
+        self._generator.feed(prompt[sequence.fed : sequence.fed + chunk.tokens], sequence.cache)
+        sequence.fed += chunk.tokens
+        return Prefilled(chunk.row_id, sequence.fed, len(prompt))
+
+    def _hand_over(self, sequence: _Sequence) -> None:
+        row = sequence.row
+        sequence.uid = self._generator.insert(
+            row.prompt[sequence.fed :],
+            max_tokens=row.max_tokens,
+            sampler=self._samplers.sampler_for(row.sampling),
+            cache=sequence.cache,
+            fed=row.prompt[: sequence.fed],
+            processor=sequence.guard,
+        )
+        sequence.cache = None  # the generator has it now
+        self._generating[sequence.uid] = sequence
+
+    def _generate(self) -> list[RowEvent]:
+        if not self._generating:
+            return []
+        prompts, tokens = self._generator.next()
+        events: list[RowEvent] = []
+        for progress in prompts:
+            sequence = self._generating[progress.uid]
+            row = sequence.row
+            events.append(Prefilled(row.row_id, sequence.fed + progress.done, len(row.prompt)))
+        for sampled in tokens:
+            row_id = self._generating[sampled.uid].row.row_id
+            events.append(Sampled(row_id, sampled.token, sampled.finish_reason))
+            if sampled.finish_reason is not None:
+                del self._generating[sampled.uid], self._running[row_id]
+        events += self._drop_failed()
+        return events
+
+    def _drop_failed(self) -> list[RowFailed]:
+        """End the rows whose processors failed on the logits after the token that was just reported.
+
+        A row that finished with that token is gone already: its processors ran once too often, no harm.
+        """
+        failed = [
+            RowFailed(sequence.row.row_id, sequence.guard.failure)
+            for sequence in self._generating.values()
+            if sequence.guard is not None and sequence.guard.failure is not None
+        ]
+        for event in failed:
+            self.remove(event.row_id)
+        return failed
+
+
+def one_line(error: Exception) -> str:
+    """An error's type and the first line of its text."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,303 @@
+"""One response from admission to its terminal event, on a fake engine and a mock clock."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+from support.wire import check_stream
+
+from mlxcel_trio.core.admission import Admission
+from mlxcel_trio.core.emitter import Emitter
+from mlxcel_trio.core.sampling import SamplingParameters
+from mlxcel_trio.engine.tokenizer import RenderedPrompt
+from mlxcel_trio.errors import EngineFailureError
+from mlxcel_trio.protocol.codec import encode
+from mlxcel_trio.protocol.events import Event, OutputTextDelta, ResponseInProgress
+from mlxcel_trio.protocol.responses import Response
+from mlxcel_trio.protocol.tools import PlainTextFormat, TextConfig
+from mlxcel_trio.service.admission import Slots
+from mlxcel_trio.service.pipeline import Generation, ResponseRun
+from mlxcel_trio.testing.fake_engine import FakeEngine
+
+
+class Bench:
+    """A fake engine with slots, and runs on it."""
+
+    def __init__(self, *, slots: int = 2, depth: int = 4) -> None:
+        self.engine = FakeEngine()
+        self.slots = Slots(Admission(slots, depth))
+        self._numbers = itertools.count()
+
+    def run(self, *, stops: tuple[str, ...] = (), opened: bool = False, max_tokens: int = 50) -> ResponseRun:
+        response = Response(
+            id=f"resp_{next(self._numbers)}",
+            created_at=1,
+            status="in_progress",
+            model="fake",
+            text=TextConfig(format=PlainTextFormat()),
+            temperature=1.0,
+            top_p=1.0,
+            store=False,
+        )
+        prompt = RenderedPrompt((1, 2, 3), opens_reasoning=opened)
+        return ResponseRun(
+            engine=self.engine,
+            slots=self.slots,
+            ticket=self.slots.admit(),
+            generation=Generation(prompt, max_tokens, SamplingParameters(), stops),
+            emitter=Emitter(response, lambda prefix: f"{prefix}_{next(self._numbers)}"),
+            stream=True,
+            wall_clock=lambda: 7.9,
+        )
+
+    def assert_idle(self) -> None:
+        assert (self.slots.running, self.slots.waiting, self.engine.statistics().rows) == (0, 0, 0)
+
+
+async def collect(run: ResponseRun, ping_interval: float | None = None) -> list[Event]:
+    async with run.open(ping_interval=ping_interval) as events:
+        return [event async for event in events]
+
+
+def final(events: list[Event]) -> dict[str, object]:
+    """The final response of a stream that satisfies every rule."""
+    return check_stream([msgspec.json.decode(encode(event)) for event in events])
+
+
+async def generate(bench: Bench, run: ResponseRun, *chunks: str, end: str = "stop") -> dict[str, object]:
+    results: list[list[Event]] = []
+
+    async def read() -> None:
+        results.append(await collect(run))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        sequence = await bench.engine.next_sequence()
+        sequence.prefill()
+        if end == "length":
+            sequence.say(*chunks, finish="length")
+        else:
+            sequence.say(*chunks)
+            if end == "fail":
+                sequence.fail()
+            elif end == "stop":
+                sequence.stop()
+    bench.assert_idle()
+    return final(results[0])
+
+
+def texts(response: dict[str, object]) -> list[tuple[str, str, str]]:
+    output = response["output"]
+    assert isinstance(output, list)
+    return [
+        (item["type"], item["status"], "".join(part["text"] for part in item["content"])) for item in output
+    ]
+
+
+async def test_an_answer(autojump_clock: trio.testing.MockClock) -> None:
+    bench = Bench()
+    response = await generate(bench, bench.run(), "Hel", "lo")
+    assert texts(response) == [("message", "completed", "Hello")]
+    assert response["status"] == "completed"
+    assert response["completed_at"] == 7
+    assert response["usage"] == {
+        "input_tokens": 3,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 3,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 6,
+    }
+
+
+async def test_reasoning_and_its_tokens(autojump_clock: trio.testing.MockClock) -> None:
+    bench = Bench()
+    response = await generate(bench, bench.run(), "<think>", "hm", "</think>", "Hello")
+    assert texts(response) == [("reasoning", "completed", "hm"), ("message", "completed", "Hello")]
+    usage = response["usage"]
+    assert isinstance(usage, dict)
+    assert usage["output_tokens"] == 5
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 3}
+
+
+async def test_reasoning_that_the_prompt_opens(autojump_clock: trio.testing.MockClock) -> None:
+    bench = Bench()
+    response = await generate(bench, bench.run(opened=True), "hm", "</think>\n\n", "4")
+    assert texts(response) == [("reasoning", "completed", "hm"), ("message", "completed", "4")]
+
+
+async def test_a_length_stop(autojump_clock: trio.testing.MockClock) -> None:
+    bench = Bench()
+    response = await generate(bench, bench.run(), "a", "b", end="length")
+    assert texts(response) == [("message", "incomplete", "ab")]
+    assert (response["status"], response["incomplete_details"]) == (
+        "incomplete",
+        {"reason": "max_output_tokens"},
+    )
+
+
+async def test_a_stop_string_drops_the_row(autojump_clock: trio.testing.MockClock) -> None:
+    bench = Bench()
+    run = bench.run(stops=("mast hull",))
+    response = await generate(bench, run, "keel ma", "st h", "ull sail", " never seen", end="nothing")
+    assert texts(response) == [("message", "completed", "keel ")]
+    usage = response["usage"]
+    assert isinstance(usage, dict)
+    assert usage["output_tokens"] == 3
+
+
+async def test_a_stop_string_in_the_last_token_of_the_budget(autojump_clock: trio.testing.MockClock) -> None:
+    bench = Bench()
+    response = await generate(bench, bench.run(stops=("b",)), "a", "b", end="length")
+    assert (response["status"], texts(response)) == ("completed", [("message", "completed", "a")])
+
+
+async def test_nothing_said_gives_one_empty_message(autojump_clock: trio.testing.MockClock) -> None:
+    bench = Bench()
+    response = await generate(bench, bench.run())
+    assert texts(response) == [("message", "completed", "")]
+
+
+async def test_a_failure_in_mid_stream_is_an_event(autojump_clock: trio.testing.MockClock) -> None:
+    bench = Bench()
+    response = await generate(bench, bench.run(), "part", end="fail")
+    assert response["status"] == "failed"
+    assert response["error"] == {
+        "code": "server_error",
+        "message": "Generation failed: the test says so.",
+    }
+    assert texts(response) == [("message", "incomplete", "part")]
+
+
+async def test_a_failure_of_a_json_request_raises(autojump_clock: trio.testing.MockClock) -> None:
+    bench = Bench()
+    failure = pytest.RaisesExc(EngineFailureError, match="the test says so")
+    with pytest.RaisesGroup(failure):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bench.run().run)
+            (await bench.engine.next_sequence()).fail()
+    bench.assert_idle()
+
+
+async def test_an_engine_that_stops_while_the_request_waits(autojump_clock: trio.testing.MockClock) -> None:
+    bench = Bench(slots=1)
+    first, second = bench.run(), bench.run()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(collect, first)
+        sequence = await bench.engine.next_sequence()
+
+        async def wait() -> None:
+            response = final(await collect(second))
+            assert response["error"] == {
+                "code": "server_error",
+                "message": "The fake engine is stopped.",
+            }
+
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        bench.engine.state = "stopped"
+        sequence.fail()
+    bench.assert_idle()
+
+
+async def test_a_defect_of_ours_ends_the_stream_properly(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench()
+    run = bench.run()
+
+    def explode(_text: str) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(run._parser, "feed", explode)
+    response = await generate(bench, run, "a", end="nothing")
+    assert response["status"] == "failed"
+    assert "ZeroDivision" not in str(response["error"])
+
+
+async def test_silence_repeats_in_progress(autojump_clock: trio.testing.MockClock) -> None:
+    bench = Bench()
+    async with trio.open_nursery() as nursery:
+
+        async def play() -> None:
+            sequence = await bench.engine.next_sequence()
+            await trio.sleep(40)
+            sequence.say("<th")  # held back: the reader sees nothing of it
+            await trio.sleep(12)
+            sequence.say("a")
+            await trio.sleep(14)
+            sequence.stop()
+
+        nursery.start_soon(play)
+        async with bench.run().open(ping_interval=15) as events:
+            start = trio.current_time()
+            seen = [(type(event), trio.current_time() - start) async for event in events]
+    pings = [at for kind, at in seen if kind is ResponseInProgress]
+    assert pings == pytest.approx([0, 15, 30, 45])
+    assert [at for kind, at in seen if kind is OutputTextDelta] == pytest.approx([52])
+
+
+async def test_no_pings_pile_up_behind_a_reader_that_does_not_read(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    bench = Bench()
+    async with bench.run().open(ping_interval=15) as events:
+        await trio.sleep(1000)
+        assert events.statistics().current_buffer_used == 2
+    bench.assert_idle()
+
+
+@pytest.mark.parametrize("stage", ["queued", "prefill", "decode", "unread end"])
+async def test_leaving_at_any_stage_frees_everything(
+    autojump_clock: trio.testing.MockClock, stage: str
+) -> None:
+    bench = Bench(slots=1)
+    if stage == "queued":
+        holder = bench.run()
+        async with bench.run().open() as events:
+            assert isinstance(await events.receive(), Event)
+            await trio.testing.wait_all_tasks_blocked()
+            assert (bench.slots.running, bench.slots.waiting) == (1, 1)
+        assert (bench.slots.running, bench.slots.waiting) == (1, 0)
+        holder.close()
+    else:
+        async with bench.run().open():
+            sequence = await bench.engine.next_sequence()
+            if stage != "prefill":
+                sequence.say("a")
+            if stage == "unread end":
+                sequence.stop()
+            await trio.testing.wait_all_tasks_blocked()
+            assert bench.engine.statistics().rows == (0 if stage == "unread end" else 1)
+    bench.assert_idle()
+
+
+async def test_closing_a_run_that_never_began() -> None:
+    bench = Bench(slots=1)
+    first, second = bench.run(), bench.run()
+    first.close()
+    first.close()
+    assert (bench.slots.running, bench.slots.waiting) == (1, 0)
+    second.close()
+    bench.assert_idle()
+
+
+async def test_slots_are_granted_in_order_of_admission(autojump_clock: trio.testing.MockClock) -> None:
+    bench = Bench(slots=1, depth=10)
+    order: list[str] = []
+    runs = [bench.run() for _ in range(5)]
+    async with trio.open_nursery() as nursery:
+
+        async def follow(run: ResponseRun) -> None:
+            await collect(run)
+            order.append(run.response_id)
+
+        for run in reversed(runs):
+            nursery.start_soon(follow, run)
+        for _ in runs:
+            (await bench.engine.next_sequence()).stop()
+    assert order == [run.response_id for run in runs]
+    bench.assert_idle()

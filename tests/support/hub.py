@@ -1,0 +1,75 @@
+"""A Hugging Face hub on localhost with the few routes that a snapshot download needs."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import contextmanager
+from hashlib import sha1
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+Files = dict[str, bytes]
+
+
+@contextmanager
+def serve_hub(repositories: Mapping[str, Files]) -> Iterator[str]:
+    """Serve ``repositories`` and yield the address. ``org/gated`` is gated; others do not exist."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # noqa: N802
+            self._answer()
+
+        def do_HEAD(self) -> None:  # noqa: N802
+            self._answer()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            return
+
+        def _answer(self) -> None:
+            parts = unquote(urlsplit(self.path).path).strip("/").split("/")
+            if parts[:2] == ["api", "models"]:
+                parts = parts[2:]
+            name, action, rest = "/".join(parts[:2]), parts[2], "/".join(parts[4:])
+            files = repositories.get(name)
+            if files is None:
+                code = (403, "GatedRepo") if name == "org/gated" else (404, "RepoNotFound")
+                self._send(code[0], b"{}", {"X-Error-Code": code[1], "X-Error-Message": "no"})
+            elif action == "revision":
+                siblings = [{"rfilename": path} for path in files]
+                self._send(200, json.dumps({"id": name, "sha": COMMIT, "siblings": siblings}).encode())
+            elif action == "tree":
+                tree = [
+                    {"type": "file", "path": path, "size": len(data), "oid": sha1(data).hexdigest()}  # noqa: S324
+                    for path, data in files.items()
+                ]
+                self._send(200, json.dumps(tree).encode())
+            else:
+                etag = sha1(files[rest]).hexdigest()  # noqa: S324
+                self._send(200, files[rest], {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
+
+        def _send(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            for key, value in (headers or {}).items():
+                self.send_header(key, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

