@@ -6,8 +6,7 @@ Everything here belongs to one thread, the one that loaded the model.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
@@ -16,7 +15,9 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlxcel_trio.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
-    import mlx.nn as nn
+    from collections.abc import Sequence
+
+    from mlx.nn.layers.base import Module
 
     from mlxcel_trio.engine.backend import FinishReason, LogitsProcessor
     from mlxcel_trio.engine.sampler import Sampler
@@ -50,10 +51,10 @@ class TokenGenerator:
     """
 
     def __init__(
-        self, model: nn.Module, *, parallel: int, prefill_chunk_size: int, end_tokens: frozenset[int]
+        self, model: Module, *, parallel: int, prefill_chunk_size: int, end_tokens: frozenset[int]
     ) -> None:
         self._model = model
-        if not all(hasattr(layer, "merge") for layer in self.new_cache()):
+        if not _is_batchable(self.new_cache()):
             raise UnsupportedModelError("this kind of model cannot generate several sequences at once")
         self._generator = BatchGenerator(
             model,
@@ -70,7 +71,7 @@ class TokenGenerator:
 
     def new_cache(self) -> Cache:
         """An empty KV cache for one sequence."""
-        return cast("Cache", make_prompt_cache(self._model))
+        return make_prompt_cache(self._model)
 
     def feed(self, tokens: Sequence[int], cache: Cache) -> None:
         """Run prompt tokens of one sequence through the model, into its ``cache``."""
@@ -94,11 +95,15 @@ class TokenGenerator:
         ``cache`` covers what comes before them, and is not changed; ``fed`` is what the processor is to
         see of that. The processor is called as ``processor(fed + tokens + sampled, logits)``, one step
         ahead: also once after the last token. It must not raise: the step would be lost for everybody.
+
+        :raises ValueError: the cache belongs to another model or cannot be batched.
         """
+        if cache is not None and not (_is_batchable(cache) and len(cache) == len(self.new_cache())):
+            raise ValueError("the prompt cache does not fit the model")
         (uid,) = self._generator.insert(
             [list(tokens)],
             max_tokens=[max_tokens],
-            caches=[cache],
+            caches=None if cache is None else [cache],
             all_tokens=[list(fed)],
             samplers=[sampler],
             logits_processors=[[processor] if processor else []],
@@ -122,17 +127,10 @@ class TokenGenerator:
         self._generator.close()
 
 
+def _is_batchable(cache: Cache) -> bool:
+    return all(hasattr(layer, "merge") for layer in cache)
+
+
 def copy_cache(cache: Cache) -> Cache:
     """A cache that can be fed without changing ``cache``; the copy is cheap, since buffers are shared."""
     return copy.deepcopy(cache)
-
-
-def free_unused_memory() -> None:
-    """Hand memory that no array uses any more back to the system."""
-    mx.clear_cache()
-
-
-def device_name() -> str:
-    """``cpu`` or ``gpu``, and which."""
-    kind = mx.default_device().type.name
-    return f"{kind} ({mx.device_info().get('device_name', 'unknown')})"

@@ -6,16 +6,18 @@ MLX is imported by ``load``, on the engine thread, so importing this module cost
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mlxcel_trio.core.sampling import SamplingParameters
-from mlxcel_trio.engine.backend import LoadedModel, Row, RowEvent
-from mlxcel_trio.engine.mlx_runtime import import_mlx
+from mlxcel_trio.engine.backend import LoadedModel, Row, RowEvent, RowFailed, Sampled
+from mlxcel_trio.engine.chat_template import one_line
+from mlxcel_trio.engine.mlx_runtime import device_name, free_unused_memory, import_mlx, on_cpu
 from mlxcel_trio.errors import MlxcelError, ModelError
 from mlxcel_trio.log import get_logger
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mlxcel_trio.engine.blas import BlasReport
     from mlxcel_trio.engine.generator import TokenGenerator
     from mlxcel_trio.engine.row_batch import RowBatch
@@ -68,7 +70,9 @@ class MlxBackend:
         except MlxcelError:
             raise
         except Exception as error:  # a model's own code, on whatever its config says
-            raise ModelError(f"{self._directory} does not run: {type(error).__name__}: {error}") from error
+            raise ModelError(
+                f"{self._directory} does not run: {type(error).__name__}: {one_line(error)}"
+            ) from error
 
     def insert(self, row: Row) -> None:
         """Take a row; its prefill starts with a later step, when one of ``parallel`` places is free."""
@@ -86,23 +90,18 @@ class MlxBackend:
         """Free the model and its caches. Also after a failed ``load`` or ``step``."""
         if self._generator is None:
             return
-        from mlxcel_trio.engine.generator import free_unused_memory
-
         self._generator.close()
         self._generator = self._rows = None
         gc.collect()
         free_unused_memory()
 
     def _load(self, blas: BlasReport) -> LoadedModel:
-        from mlxcel_trio.engine.generator import TokenGenerator, device_name
+        from mlxcel_trio.engine.generator import TokenGenerator
         from mlxcel_trio.engine.row_batch import RowBatch
         from mlxcel_trio.engine.weights import context_window, load_weights
 
         weights = load_weights(self._directory, self._dtype, fast_blas=not blas.slow)
-        device = device_name()
-        chunk_tokens = self._prefill_chunk_size or (
-            _CPU_CHUNK_TOKENS if device.startswith("cpu") else _GPU_CHUNK_TOKENS
-        )
+        chunk_tokens = self._prefill_chunk_size or (_CPU_CHUNK_TOKENS if on_cpu() else _GPU_CHUNK_TOKENS)
         self._generator = TokenGenerator(
             weights.model,
             parallel=self._parallel,
@@ -120,7 +119,7 @@ class MlxBackend:
         return LoadedModel(
             context_window=context_window(weights.config, self._context_window),
             vocabulary_size=vocabulary_size,
-            device=device,
+            device=device_name(),
             dtype=weights.dtype,
             blas=blas.name,
         )
@@ -133,7 +132,10 @@ class MlxBackend:
 
 def _warm_up(rows: RowBatch) -> None:
     """Prefill and decode once: kernels are compiled on first use."""
-    warm_up = Row(row_id=-1, prompt=[0, 0, 0], max_tokens=1, sampling=SamplingParameters(temperature=0))
-    rows.insert(warm_up)
-    while not any(event.row_id == -1 and not _goes_on(event) for event in rows.step()):
-        pass
+    rows.insert(Row(row_id=-1, prompt=[0, 0, 0], max_tokens=1, sampling=SamplingParameters(temperature=0)))
+    while True:
+        for event in rows.step():
+            if isinstance(event, Sampled):
+                return
+            if isinstance(event, RowFailed):
+                raise ModelError(f"the model does not run: {event.message}")

@@ -16,6 +16,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from mlxcel_trio.engine.blas import BlasReport, load_openblas
+from mlxcel_trio.engine.chat_template import one_line
 from mlxcel_trio.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -56,6 +57,27 @@ def installed_backends() -> list[str]:
     return [name for name in _LINUX_BACKENDS if _is_installed(name)] if sys.platform == "linux" else []
 
 
+def on_cpu() -> bool:
+    """Whether MLX computes on the CPU."""
+    import mlx.core as mx
+
+    return mx.default_device().type == mx.DeviceType.cpu
+
+
+def device_name() -> str:
+    """``cpu`` or ``gpu``, and which."""
+    import mlx.core as mx
+
+    return f"{mx.default_device().type.name} ({mx.device_info().get('device_name', 'unknown')})"
+
+
+def free_unused_memory() -> None:
+    """Give memory that no array uses any more back to the system."""
+    import mlx.core as mx
+
+    mx.clear_cache()
+
+
 def _is_installed(distribution: str) -> bool:
     try:
         metadata.version(distribution)
@@ -76,8 +98,7 @@ def _import_both() -> None:
     try:
         import mlx.core  # noqa: F401
     except ImportError as error:
-        reason = str(error).splitlines()[0] if str(error) else "not installed"
-        raise ConfigurationError(f"MLX has no usable backend ({reason}): {_EXTRAS}") from error
+        raise ConfigurationError(f"MLX has no usable backend ({one_line(error)}): {_EXTRAS}") from error
     with _open_file_limit_kept():
         import mlx_lm.utils  # noqa: F401
 

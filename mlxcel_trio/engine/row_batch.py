@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlxcel_trio.engine.backend import Prefilled, Row, RowEvent, RowFailed, Sampled
+from mlxcel_trio.engine.chat_template import one_line
 from mlxcel_trio.engine.generator import Cache, TokenGenerator, copy_cache
 from mlxcel_trio.engine.prefill import Chunk, PrefillSchedule
 from mlxcel_trio.engine.sampler import SamplerPool
@@ -37,7 +38,7 @@ class GuardedProcessors:
                 processed = processor(tokens, processed)
             shape = processed.shape
         except Exception as error:
-            self.failure = f"a logits processor failed with {one_line(error)}"
+            self.failure = f"a logits processor failed with {type(error).__name__}: {one_line(error)}"
             return logits
         if shape != logits.shape:
             self.failure = f"a logits processor returned the shape {shape} for {logits.shape}"
@@ -105,7 +106,7 @@ class RowBatch:
         if not row.prompt or row.max_tokens < 1:
             return "a row needs a prompt and a token to generate"
         if not 0 <= min(row.prompt) <= max(row.prompt) < self._vocabulary_size:
-            return f"the prompt has a token that the model, with {self._vocabulary_size}, does not know"
+            return f"the prompt has a token outside the model's vocabulary of {self._vocabulary_size}"
         return None
 
     def _start_waiting(self) -> None:
@@ -128,7 +129,9 @@ class RowBatch:
                     events.append(self._feed(sequence, chunk))
             except Exception as error:
                 self.remove(chunk.row_id)
-                events.append(RowFailed(chunk.row_id, f"prefill failed with {one_line(error)}"))
+                events.append(
+                    RowFailed(chunk.row_id, f"prefill failed with {type(error).__name__}: {one_line(error)}")
+                )
         return events
 
     def _feed(self, sequence: _Sequence, chunk: Chunk) -> Prefilled:
@@ -182,9 +185,3 @@ class RowBatch:
         for event in failed:
             self.remove(event.row_id)
         return failed
-
-
-def one_line(error: Exception) -> str:
-    """An error's type and the first line of its text."""
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

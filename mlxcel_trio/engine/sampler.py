@@ -9,11 +9,15 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import mlx.core as mx
 
-from mlxcel_trio.core.sampling import SamplingParameters
+from mlxcel_trio.engine.mlx_runtime import on_cpu
+
+if TYPE_CHECKING:
+    from mlxcel_trio.core.sampling import SamplingParameters
 
 Sampler = Callable[[mx.array], mx.array]
 """``log-probabilities [rows, vocabulary] -> token ids [rows]``."""
@@ -114,6 +118,6 @@ def _holds_nucleus(ranked: mx.array, top_p: float) -> bool:
 
     A GPU sorts a vocabulary in less time than such a wait costs it.
     """
-    if mx.default_device().type != mx.DeviceType.cpu:
+    if not on_cpu():
         return False
     return bool((mx.min(mx.sum(mx.exp(ranked), axis=-1)) >= top_p).item())

@@ -166,6 +166,10 @@ class ChatTokenizer:
         """Token ids of ``text`` alone; what looks like a marker in it is text."""
         return self._markup.encode_text(text)
 
+    def encode_markup(self, text: str) -> list[int]:
+        """Token ids of ``text`` in which markers are markers, as in a rendered prompt."""
+        return self._markup.encode(text, new_sentinel(text))
+
     def token_text(self, token: int) -> str:
         """The text of one token, U+FFFD for partial characters; empty for an unknown id."""
         if self._token_bytes is not None:

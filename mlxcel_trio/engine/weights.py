@@ -11,16 +11,18 @@ from __future__ import annotations
 import os
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import dequantize_model, get_total_parameters, load_config, load_model
 
+from mlxcel_trio.engine.chat_template import one_line
+from mlxcel_trio.engine.mlx_runtime import on_cpu
 from mlxcel_trio.errors import CorruptModelError, MlxcelError, ModelError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    import mlx.nn as nn
+    from mlx.nn.layers.base import Module
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 FloatType = Literal["float32", "bfloat16", "float16"]
@@ -33,7 +35,7 @@ _WINDOW_WHEN_UNKNOWN = 4096
 class LoadedWeights(NamedTuple):
     """A model in memory. ``dtype`` describes its weights for people."""
 
-    model: nn.Module
+    model: Module
     config: dict[str, Any]
     dtype: str
 
@@ -62,7 +64,7 @@ def load_weights(directory: Path, dtype: Dtype, *, fast_blas: bool) -> LoadedWei
             shipped=_shipped_type(model),
             quantised="quantization" in config,
             parameters=get_total_parameters(model),
-            on_cpu=mx.default_device().type == mx.DeviceType.cpu,
+            on_cpu=on_cpu(),
             fast_blas=fast_blas,
             available_bytes=available_memory(),
         )
@@ -71,7 +73,9 @@ def load_weights(directory: Path, dtype: Dtype, *, fast_blas: bool) -> LoadedWei
     except MlxcelError:
         raise
     except Exception as error:  # mlx-lm lets everything through, from KeyError to a failed allocation
-        raise ModelError(f"{directory} cannot be loaded: {_one_line(error)}") from error
+        raise ModelError(
+            f"{directory} cannot be loaded: {type(error).__name__}: {one_line(error)}"
+        ) from error
     return LoadedWeights(model, config, _describe(config, plan, _shipped_type(model)))
 
 
@@ -136,22 +140,22 @@ def available_memory() -> int:
     return max(0, min(available, left))
 
 
-def _load_lazily(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
+def _load_lazily(directory: Path) -> tuple[Module, dict[str, Any]]:
     config = load_config(directory)
     if "model_file" in config:
         raise UnsupportedModelError(f"{directory} brings its own program code, which is never run")
     try:
-        loaded: tuple[nn.Module, dict[str, Any]] = load_model(directory, lazy=True)
+        loaded: tuple[Module, dict[str, Any]] = load_model(directory, lazy=True)
     except ValueError as error:
         if isinstance(error.__cause__, ImportError):
             raise UnsupportedModelError(
-                f"mlx-lm {metadata.version('mlx-lm')} does not run models of type {config.get('model_type')!r}"
+                f"mlx-lm {metadata.version('mlx-lm')} does not run models of type {config['model_type']!r}"
             ) from error
-        raise CorruptModelError(f"{directory}: weights do not fit config.json: {_one_line(error)}") from error
+        raise CorruptModelError(f"{directory}: weights do not fit config.json: {one_line(error)}") from error
     return loaded
 
 
-def _apply(plan: WeightPlan, model: nn.Module) -> nn.Module:
+def _apply(plan: WeightPlan, model: Module) -> Module:
     if plan.dtype is None:
         return model
     target = _TYPES[plan.dtype]
@@ -163,7 +167,7 @@ def _apply(plan: WeightPlan, model: nn.Module) -> nn.Module:
     return model
 
 
-def _cast(model: nn.Module, target: mx.Dtype) -> None:
+def _cast(model: Module, target: mx.Dtype) -> None:
     # Some architectures name weights that do not survive 16 bits.
     may_cast = getattr(model, "cast_predicate", None)
 
@@ -174,10 +178,10 @@ def _cast(model: nn.Module, target: mx.Dtype) -> None:
     model.update(tree_map_with_path(cast, model.parameters()))
 
 
-def _shipped_type(model: nn.Module) -> FloatType:
-    weights = [weight for _, weight in tree_flatten(model.parameters())]
+def _shipped_type(model: Module) -> FloatType:
+    weights = cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))
     names = {kind: name for name, kind in _TYPES.items()}
-    floating = [weight for weight in weights if weight.dtype in names]
+    floating = [weight for _, weight in weights if weight.dtype in names]
     return names[max(floating, key=lambda weight: weight.size).dtype] if floating else "float32"
 
 
@@ -186,8 +190,3 @@ def _describe(config: dict[str, Any], plan: WeightPlan, dtype: FloatType) -> str
     if bits is None:
         return dtype
     return f"{dtype} (from {bits}-bit)" if plan.dequantise else f"{bits}-bit, {dtype} scales"
-
-
-def _one_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

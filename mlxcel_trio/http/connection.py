@@ -113,13 +113,14 @@ class Connection:
 
     async def _read(self) -> None:
         with self._reading:
-            self._wait_at_most(0 if self._context.terminated.is_set() else self._limits.header_timeout)
+            self._await_header()
+            if self._context.terminated.is_set():
+                self._reading.cancel()
             while data := await self._receive():
                 if self._finished:
                     continue
                 if self._between_requests:
-                    self._between_requests = False
-                    self._wait_at_most(self._limits.header_timeout)
+                    self._await_header()
                 await self._protocol.handle(RawData(data))
 
     async def _receive(self) -> bytes:
@@ -135,10 +136,12 @@ class Connection:
         match event:
             case RawData(data=data):
                 await self._write(data)
-            case Updated(idle=idle):
-                self._answering = not idle
-                self._between_requests = idle
-                self._wait_at_most(self._limits.keep_alive_timeout if idle else math.inf)
+            case Updated(idle=True):
+                self._answering = False
+                self._await_request()
+            case Updated():
+                self._answering = True
+                self._wait_at_most(math.inf)
             case Closed():
                 await self._finish()
 
@@ -163,6 +166,17 @@ class Connection:
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 await self._stream.send_eof()
         self._wait_at_most(self._limits.linger_timeout if self._protocol.has_unread_input else 0)
+
+    def _await_request(self) -> None:
+        if self._protocol.has_buffered_input:
+            self._await_header()
+        else:
+            self._between_requests = True
+            self._wait_at_most(self._limits.keep_alive_timeout)
+
+    def _await_header(self) -> None:
+        self._between_requests = False
+        self._wait_at_most(self._limits.header_timeout)
 
     def _wait_at_most(self, seconds: float) -> None:
         self._reading.deadline = trio.current_time() + seconds

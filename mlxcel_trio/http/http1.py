@@ -42,13 +42,19 @@ class Http1Protocol(H11Protocol):
         self._receive = receive
         self._max_pipelined_bytes = max_pipelined_bytes
         self._overrun = False
+        self.connection = _Http1(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
         self.can_read = _PipelinePause(self._read_ahead)
+
+    @property
+    def has_buffered_input(self) -> bool:
+        """Whether a part of the next request is here."""
+        return bool(self.connection.trailing_data[0])
 
     @property
     def has_unread_input(self) -> bool:
         """Whether there is, or will be, input that no request handler takes."""
         state = self.connection.their_state
-        return self._overrun or state in {h11.SEND_BODY, h11.ERROR} or bool(self.connection.trailing_data[0])
+        return self._overrun or state in {h11.SEND_BODY, h11.ERROR} or self.has_buffered_input
 
     async def stream_send(self, event: Event) -> None:
         """Send a part of a response; announces the end of the connection where it is known."""
@@ -121,6 +127,17 @@ class Http1Protocol(H11Protocol):
             self._overrun = self._overrun or room < 0
             if not self._overrun:
                 self.connection.receive_data(data)
+
+
+class _Http1(h11.Connection):
+    """h11 that does not look at what follows a client's last request, where the original sees an error."""
+
+    def receive_data(self, data: bytes) -> None:
+        if self.their_state is not h11.MUST_CLOSE:
+            super().receive_data(data)
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        return h11.NEED_DATA if self.their_state is h11.MUST_CLOSE else super().next_event()
 
 
 class _PipelinePause(EventWrapper):

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from mlxcel_trio.core.emitter import Completed, Emitter, Ending, Failed, LengthStop
 from mlxcel_trio.core.parsing.output import OutputParser
+from mlxcel_trio.core.parsing.segments import ReasoningDelta
 from mlxcel_trio.core.sampling import SamplingParameters
 from mlxcel_trio.engine.backend import Sampled
 from mlxcel_trio.engine.tokenizer import RenderedPrompt
@@ -161,11 +162,14 @@ class ResponseRun:
         return Completed() if self._parser.stopped else ending
 
     def _take_token(self, text: str, feed: _Feed) -> None:
-        was_reasoning = self._parser.in_reasoning
-        self._publish(self._parser.feed(text), feed)
+        parser = self._parser
+        reasoning = parser.in_reasoning
+        segments = parser.feed(text)
         self._output_tokens += 1
         # The tokens of the markers count as reasoning too.
-        self._reasoning_tokens += was_reasoning or self._parser.in_reasoning
+        reasoning = reasoning or parser.in_reasoning or any(isinstance(s, ReasoningDelta) for s in segments)
+        self._reasoning_tokens += reasoning
+        self._publish(segments, feed)
 
     def _publish(self, segments: Iterable[Segment], feed: _Feed) -> None:
         for segment in segments:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 from mlxcel_trio.cli import exit_code_of, run_server
 from mlxcel_trio.log import configure_logging
@@ -15,14 +16,11 @@ from mlxcel_trio.settings import Settings, read_api_key_file
 from mlxcel_trio.testing.script import Script
 from mlxcel_trio.testing.scripted_backend import scripted_engine
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 class ScriptedSettings(Settings, frozen=True, kw_only=True):
     """The server's settings and the script."""
 
-    script: Annotated[Path | None, Option(file_path(), "JSON lines that say what is answered.")] = None
+    script: Annotated[Path, Option(file_path(), "JSON lines that say what is answered.")]
 
 
 def main() -> int:
@@ -41,8 +39,7 @@ def _serve() -> None:
         )
     )
     configure_logging(settings.log_level, settings.log_format, sys.stderr)
-    script = Script.load(settings.script) if settings.script else Script(())
-    engine = scripted_engine(script, context_window=settings.ctx_size)
+    engine = scripted_engine(Script.load(settings.script), context_window=settings.ctx_size)
     run_server(partial(serve_engine, settings, engine, Model(("scripted",))))
 
 

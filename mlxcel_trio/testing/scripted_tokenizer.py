@@ -39,12 +39,14 @@ class ScriptedTokenizer(ChatTokenizer):
             self.encode_markup(text)[0] for text in ("<|im_start|>", "<|im_end|>")
         )
         self._chunk_tokens: dict[bytes, int] = {}
+        spelled = self._token_bytes
+        assert spelled is not None  # noqa: S101 - the shipped tokenizer is byte-level
         for chunk in dict.fromkeys(chunk for row in script.rows for chunk in row.chunks):
             token = self._added_token(chunk)
             if token is None:
                 token = self.vocabulary_size
                 self.vocabulary_size += 1
-                self.token_bytes[token] = chunk
+                spelled[token] = chunk
             self._chunk_tokens[chunk] = token
 
     def _added_token(self, chunk: bytes) -> int | None:

@@ -71,7 +71,9 @@ def test_no_text_is_encoded_as_markup(kind: str, text: str) -> None:
 def test_splitting_adds_and_loses_nothing(kind: str, text: str) -> None:
     text = "a" + text  # a space at the very beginning is SentencePiece's own affair
     tokens = MARKUPS[kind].encode_text(text)
-    assert decoded(TOKENIZERS[kind], tokens) == text
+    # SentencePiece cannot tell its own sign for a space from a space.
+    expected = text if kind == "byte level" else text.replace("▁", " ")
+    assert decoded(TOKENIZERS[kind], tokens) == expected
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)

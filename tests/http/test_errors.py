@@ -69,7 +69,9 @@ def test_the_unexpected_is_logged_and_not_told(error: Exception) -> None:
     with capture_logs() as logs:
         answer = error_answer(error)
     assert answer.status == 500
-    assert json.loads(answer.body)["error"].items() >= {"type": "server_error", "code": "server_error"}.items()
+    assert (
+        json.loads(answer.body)["error"].items() >= {"type": "server_error", "code": "server_error"}.items()
+    )
     assert b"secret" not in answer.body
     (line,) = logs
     assert (line["event"], line["log_level"]) == ("request_failed", "error")

@@ -127,9 +127,11 @@ async def test_each_configured_key_opens(authorization: str) -> None:
 
 @pytest.mark.parametrize(
     "authorization",
-    [None, "", "Bearer", "Bearer ", "Bearer three", "Bearer on", "Bearer onee", "Basic one", "one", "Bearer öne"],
+    [None, "", "Bearer", "Bearer ", "Bearer three", "Bearer on", "Bearer onee", "Basic one", "one"],
 )
-@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/models"), ("POST", "/responses"), ("GET", "/nope")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/v1/models"), ("POST", "/responses"), ("GET", "/nope")]
+)
 async def test_anything_else_is_401(authorization: str | None, method: str, path: str) -> None:
     async with serving(api_keys=["one", "two"]) as server:
         headers = {"Origin": "http://localhost"}
@@ -140,6 +142,14 @@ async def test_anything_else_is_401(authorization: str | None, method: str, path
         assert reply.headers["www-authenticate"] == "Bearer"
         assert reply.headers[ALLOW] == "http://localhost"
         assert not server.responses.preparing.is_set()
+
+
+async def test_a_key_of_odd_bytes_is_401() -> None:
+    async with serving(api_keys=["one"]) as server:
+        answer = await server.exchange(
+            b"GET /v1/models HTTP/1.0\r\nAuthorization: Bearer \xff\xc3\xb6ne\r\n\r\n"
+        )
+        assert answer.startswith(b"HTTP/1.1 401 ")
 
 
 async def test_health_needs_no_key() -> None:

@@ -68,7 +68,7 @@ async def test_head_is_get_without_a_body() -> None:
         assert (await client.reply()).status == 200
 
 
-@pytest.mark.parametrize("path", ["/", "//", "/v1", "/v1/", "/v2/responses", "//v1/models", "/%2e", "*", "?a"])
+@pytest.mark.parametrize("path", ["/", "//", "/v1", "/v1/", "/v2/responses", "/%2e", "*", "?a"])
 async def test_an_unknown_path_is_404(path: str) -> None:
     async with serving() as server:
         reply = await server.fetch("GET", path)

@@ -96,7 +96,10 @@ async def test_events_that_wait_share_a_write_and_none_waits_for_another() -> No
         emit(run, delta(2, "alone"))
         assert await client.chunk() == frame(delta(2, "alone"))
         emit(run, delta(3, "to"), delta(4, "gether"), completed(5))
-        assert await client.chunk() == frame(delta(3, "to")) + frame(delta(4, "gether")) + frame(completed(5)) + DONE
+        assert (
+            await client.chunk()
+            == frame(delta(3, "to")) + frame(delta(4, "gether")) + frame(completed(5)) + DONE
+        )
         assert await client.chunk() == b""
 
 

@@ -123,6 +123,15 @@ async def test_reasoning_and_its_tokens(autojump_clock: trio.testing.MockClock) 
     assert usage["output_tokens_details"] == {"reasoning_tokens": 3}
 
 
+async def test_a_token_that_holds_a_whole_block_counts(autojump_clock: trio.testing.MockClock) -> None:
+    bench = Bench()
+    response = await generate(bench, bench.run(), "<think>hm</think>Hello", " you")
+    assert texts(response) == [("reasoning", "completed", "hm"), ("message", "completed", "Hello you")]
+    usage = response["usage"]
+    assert isinstance(usage, dict)
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 1}
+
+
 async def test_reasoning_that_the_prompt_opens(autojump_clock: trio.testing.MockClock) -> None:
     bench = Bench()
     response = await generate(bench, bench.run(opened=True), "hm", "</think>\n\n", "4")

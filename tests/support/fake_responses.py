@@ -103,9 +103,7 @@ class FakeRun:
         self.closed.set()
 
     @asynccontextmanager
-    async def open(
-        self, *, ping_interval: float | None
-    ) -> AsyncIterator[trio.MemoryReceiveChannel[Event]]:
+    async def open(self, *, ping_interval: float | None) -> AsyncIterator[trio.MemoryReceiveChannel[Event]]:
         self.ping_interval = ping_interval
         async with self._running():
             yield self._receive

@@ -21,50 +21,7 @@ Files = dict[str, bytes]
 @contextmanager
 def serve_hub(repositories: Mapping[str, Files]) -> Iterator[str]:
     """Serve ``repositories`` and yield the address. ``org/gated`` is gated; others do not exist."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802
-            self._answer()
-
-        def do_HEAD(self) -> None:  # noqa: N802
-            self._answer()
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            return
-
-        def _answer(self) -> None:
-            parts = unquote(urlsplit(self.path).path).strip("/").split("/")
-            if parts[:2] == ["api", "models"]:
-                parts = parts[2:]
-            name, action, rest = "/".join(parts[:2]), parts[2], "/".join(parts[4:])
-            files = repositories.get(name)
-            if files is None:
-                code = (403, "GatedRepo") if name == "org/gated" else (404, "RepoNotFound")
-                self._send(code[0], b"{}", {"X-Error-Code": code[1], "X-Error-Message": "no"})
-            elif action == "revision":
-                siblings = [{"rfilename": path} for path in files]
-                self._send(200, json.dumps({"id": name, "sha": COMMIT, "siblings": siblings}).encode())
-            elif action == "tree":
-                tree = [
-                    {"type": "file", "path": path, "size": len(data), "oid": sha1(data).hexdigest()}  # noqa: S324
-                    for path, data in files.items()
-                ]
-                self._send(200, json.dumps(tree).encode())
-            else:
-                etag = sha1(files[rest]).hexdigest()  # noqa: S324
-                self._send(200, files[rest], {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
-
-        def _send(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            for key, value in (headers or {}).items():
-                self.send_header(key, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _Hub(repositories)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -73,3 +30,54 @@ def serve_hub(repositories: Mapping[str, Files]) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class _Hub(ThreadingHTTPServer):
+    def __init__(self, repositories: Mapping[str, Files]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.repositories = repositories
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Hub
+
+    def do_GET(self) -> None:
+        parts = unquote(urlsplit(self.path).path).strip("/").split("/")
+        if parts[:2] == ["api", "models"]:
+            parts = parts[2:]
+        name, action, path = "/".join(parts[:2]), parts[2], "/".join(parts[4:])
+        files = self.server.repositories.get(name)
+        if files is None:
+            status, code = (403, "GatedRepo") if name == "org/gated" else (404, "RepoNotFound")
+            self._send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": "no"})
+        elif action == "revision":
+            siblings = [{"rfilename": path} for path in files]
+            self._send(200, json.dumps({"id": name, "sha": COMMIT, "siblings": siblings}).encode())
+        elif action == "tree":
+            tree = [
+                {"type": "file", "path": path, "size": len(data), "oid": _etag(data)}
+                for path, data in files.items()
+            ]
+            self._send(200, json.dumps(tree).encode())
+        else:
+            self._send(200, files[path], {"ETag": f'"{_etag(files[path])}"', "X-Repo-Commit": COMMIT})
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        return
+
+    def _send(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        for key, value in (headers or {}).items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+def _etag(data: bytes) -> str:
+    return sha1(data).hexdigest()  # noqa: S324 - as the hub does

@@ -35,32 +35,16 @@ class PackageIndex:
 
     def __init__(self, wheel: bytes) -> None:
         self.wheel = wheel
+        self.truncate = False
         self.downloads = 0
         self.half_sent = threading.Event()
         self.release = threading.Event()
         self.url = ""
-        self.truncate = False
 
     @contextmanager
     def serve(self) -> Iterator[PackageIndex]:
-        index = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                if self.path.endswith(".whl"):
-                    index._send_wheel(self)
-                else:
-                    page = f'<a href="/files/{WHEEL_NAME}#sha256={sha256(index.wheel).hexdigest()}">w</a>'.encode()
-                    self.send_response(200)
-                    self.send_header("Content-Type", "text/html")
-                    self.send_header("Content-Length", str(len(page)))
-                    self.end_headers()
-                    self.wfile.write(page)
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                return
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        """Serve at ``url``; at the end a client that waits gets the rest."""
+        server = _Server(self)
         self.url = f"http://127.0.0.1:{server.server_port}/simple"
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -72,20 +56,45 @@ class PackageIndex:
             thread.join()
             server.server_close()
 
-    def _send_wheel(self, handler: BaseHTTPRequestHandler) -> None:
-        self.downloads += 1
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(self.wheel)))
-        handler.end_headers()
-        half = len(self.wheel) // 2
+
+class _Server(ThreadingHTTPServer):
+    def __init__(self, index: PackageIndex) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.index = index
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_GET(self) -> None:
+        index = self.server.index
+        if self.path.endswith(".whl"):
+            self._send_wheel(index)
+            return
+        digest = sha256(index.wheel).hexdigest()
+        page = f'<a href="/files/{WHEEL_NAME}#sha256={digest}">wheel</a>'.encode()
+        self._head("text/html", len(page))
+        self.wfile.write(page)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        return
+
+    def _head(self, kind: str, length: int) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+
+    def _send_wheel(self, index: PackageIndex) -> None:
+        index.downloads += 1
+        self._head("application/octet-stream", len(index.wheel))
+        half = len(index.wheel) // 2
         try:
-            handler.wfile.write(self.wheel[:half])
-            handler.wfile.flush()
-            self.half_sent.set()
-            self.release.wait()
-            if self.truncate:
-                return
-            handler.wfile.write(self.wheel[half:])
+            self.wfile.write(index.wheel[:half])
+            index.half_sent.set()
+            index.release.wait()
+            if not index.truncate:
+                self.wfile.write(index.wheel[half:])
         except ConnectionError:
             # The client was killed; that is what some tests are about.
-            handler.close_connection = True
+            self.close_connection = True

@@ -38,4 +38,4 @@ def check_choice(path: str, value: str | None, accepted: Iterable[str]) -> None:
     :raises InvalidRequestError: naming the field and the accepted values.
     """
     if value is not None and value not in accepted:
-        raise invalid(path, f"{shown(value)} is not known. Use one of {listed(accepted)}.")
+        raise invalid(path, f"{shown(value)} is not supported. Use one of {listed(accepted)}.")

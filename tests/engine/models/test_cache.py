@@ -6,9 +6,8 @@ import errno
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from support.gguf_files import tiny_llama
@@ -16,6 +15,9 @@ from support.processes import line_of, python, running, tell
 
 from mlxcel_trio.engine.models.cache import CacheEntry, cache_directory, find, provide
 from mlxcel_trio.errors import ConfigurationError, CorruptModelError, DownloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ENTRY = CacheEntry("tiny", "v1")
 

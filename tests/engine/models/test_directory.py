@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from support.gguf_files import tiny_llama
@@ -12,6 +11,10 @@ from support.gguf_files import tiny_llama
 from mlxcel_trio.engine.models.directory import check_model_directory
 from mlxcel_trio.engine.models.gguf import open_gguf, plan_conversion
 from mlxcel_trio.errors import CorruptModelError, ModelError, ModelNotFoundError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -67,7 +70,9 @@ BROKEN: dict[str, tuple[type[ModelError], str, Callable[[Path], object]]] = {
     "weights cut by a byte": (CorruptModelError, "bytes instead of", lambda d: cut(d, -1)),
     "weights cut in the header": (CorruptModelError, "damaged", lambda d: cut(d, 100)),
     "weights empty": (CorruptModelError, "damaged", lambda d: cut(d, 0)),
-    "weights not safetensors": (CorruptModelError, "damaged", lambda d: (d / WEIGHTS).write_bytes(b"x" * 999)),
+    "weights not safetensors": (
+        CorruptModelError, "damaged", lambda d: (d / WEIGHTS).write_bytes(b"x" * 999)
+    ),
     "header not JSON": (CorruptModelError, "header", lambda d: header(d, b"{]")),
     "header a list": (CorruptModelError, "header", lambda d: header(d, b"[1]")),
     "header odd": (CorruptModelError, "header", lambda d: header(d, b'{"a": {"data_offsets": [0]}}')),

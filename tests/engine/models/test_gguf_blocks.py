@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from mlxcel_trio.engine.models.gguf.blocks import BLOCK_TYPES, BlockType, type_name
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Decoder = Callable[[bytes], list[float]]
 

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.models import llama
 from mlx_lm.utils import load_model
-from numpy.typing import NDArray
 from support.gguf_files import FEED_FORWARD, HEADS, HIDDEN, KV_HEADS, LAYERS, TinyLlama, stored, tiny_llama
 
 from mlxcel_trio.engine.models.directory import check_model_directory
 from mlxcel_trio.engine.models.gguf import open_gguf, plan_conversion
 from mlxcel_trio.errors import CorruptModelError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
 
 PROMPT = [[1, 40, 41, 50, 2, 60, 61, 7, 100, 101, 33, 5]]
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import struct
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.gguf_files import gguf_bytes, stored, tiny_llama
+from support.gguf_files import MetadataValue, gguf_bytes, stored, tiny_llama
 
 from mlxcel_trio.engine.models.gguf import open_gguf, plan_conversion
 from mlxcel_trio.errors import CorruptModelError, ModelError, ModelNotFoundError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TINY = tiny_llama("Q8_0")
 TINY_BYTES = gguf_bytes(TINY.metadata, TINY.tensors)
@@ -62,12 +65,21 @@ def test_values_of_every_type(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("read", "key"),
-    [("text", "integer"), ("integer", "text"), ("integer", "flag"), ("number", "flag"), ("number", "nan")]
-    + [("texts", "integer"), ("numbers", "texts"), ("texts", "numbers"), ("integer", "absent")],
+    [
+        ("text", "integer"),
+        ("integer", "text"),
+        ("integer", "flag"),
+        ("number", "flag"),
+        ("number", "nan"),
+        ("texts", "integer"),
+        ("numbers", "texts"),
+        ("texts", "numbers"),
+        ("integer", "absent"),
+    ],
 )
 def test_a_value_of_the_wrong_type_is_damage(tmp_path: Path, read: str, key: str) -> None:
     path = tmp_path / "m.gguf"
-    metadata = {
+    metadata: dict[str, MetadataValue] = {
         "text": "a",
         "flag": True,
         "integer": 7,
@@ -94,7 +106,7 @@ def test_tensors_are_found_at_their_alignment(tmp_path: Path) -> None:
 
 def test_every_truncation_is_noticed(tmp_path: Path) -> None:
     """At every byte of the header's structure, then through the weights in strides."""
-    cuts = {*range(0, 600), *range(600, HEADER_SIZE, 97), *range(HEADER_SIZE, len(TINY_BYTES), 4001)}
+    cuts = {*range(600), *range(600, HEADER_SIZE, 97), *range(HEADER_SIZE, len(TINY_BYTES), 4001)}
     cuts.add(len(TINY_BYTES) - 1)
     path = tmp_path / "cut.gguf"
     path.write_bytes(TINY_BYTES)
@@ -105,7 +117,7 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
             plan_conversion(file_read)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=2000)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_a_damaged_header_ends_in_one_of_our_errors(tmp_path: Path, data: st.DataObject) -> None:
     """Whatever bytes change: it converts, or the error is one line of ours; never another exception."""
@@ -117,10 +129,12 @@ def test_a_damaged_header_ends_in_one_of_our_errors(tmp_path: Path, data: st.Dat
             | st.sampled_from([b"\xff" * 8, b"\x00" * 8, struct.pack("<Q", 2**63), struct.pack("<I", 2**31)])
         )
         damaged[position : position + len(replacement)] = replacement
+    message = ""
     try:
         convert(tmp_path / "m.gguf", bytes(damaged))
     except ModelError as error:
-        assert "\n" not in str(error)
+        message = str(error)
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(
@@ -134,14 +148,14 @@ def test_what_is_no_gguf_file(tmp_path: Path, data: bytes) -> None:
 
 @pytest.mark.parametrize("count", [2**64 - 1, 2**40, 2**20])
 @pytest.mark.parametrize("field", [8, 16], ids=["tensors", "keys"])
-def test_absurd_counts_are_refused_before_any_work(tmp_path: Path, field: int, count: int) -> None:
+def test_absurd_counts_end_with_the_file(tmp_path: Path, field: int, count: int) -> None:
     data = bytearray(TINY_BYTES)
     data[field : field + 8] = struct.pack("<Q", count)
-    assert str(count) in expect_corrupt(tmp_path / "m.gguf", bytes(data))
+    expect_corrupt(tmp_path / "m.gguf", bytes(data))
 
 
 @pytest.mark.parametrize("kind", [8, 6], ids=["strings", "floats"])
-def test_an_absurd_list_length_is_refused(tmp_path: Path, kind: int) -> None:
+def test_an_absurd_list_length_ends_with_the_file(tmp_path: Path, kind: int) -> None:
     key = struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, kind, 2**60)
     data = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + bytes(64)
     expect_corrupt(tmp_path / "m.gguf", data)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import json
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sentencepiece
@@ -19,6 +18,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from mlxcel_trio.engine.models.gguf import open_gguf, plan_conversion
 from mlxcel_trio.engine.models.gguf.tokenizer import SPLIT_RULES, ConvertedTokenizer, read_tokenizer
 from mlxcel_trio.errors import CorruptModelError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and the dog didn't mind at all.",

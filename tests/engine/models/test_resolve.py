@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -113,8 +112,22 @@ def test_a_directory_with_the_demos_name_comes_first(
 
 @pytest.mark.parametrize(
     "name",
-    ["", "nothing", "./absent", "a/b/c", "/absent/model", "absent.gguf", "org/absent.gguf", "../x/", "-x/y"]
-    + ["nul\0", "x" * 5000, "~nobody-at-all/model", "org/na me", "org/"],
+    [
+        "",
+        "nothing",
+        "./absent",
+        "a/b/c",
+        "/absent/model",
+        "absent.gguf",
+        "org/absent.gguf",
+        "../x/",
+        "-x/y",
+        "nul\0",
+        "x" * 5000,
+        "~nobody-at-all/model",
+        "org/na me",
+        "org/",
+    ],
 )
 def test_other_names_are_told_what_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
