@@ -4,7 +4,8 @@ Everything but flags is imported when a command runs, so that ``--help`` answers
 
 ===  ==================================================================================
 0    done; for a server: stopped by SIGINT or SIGTERM
-1    it could not be done: no such model, a full disk; one line on stderr
+1    it could not be done: no such model, a full disk; one line on stderr. Or a server that was told to stop
+     could not, because the model hangs
 2    a flag, a variable, the address or the installation is wrong; one line on stderr
 130  interrupted before the server was serving, or once more while it was stopping
 ===  ==================================================================================
@@ -27,6 +28,11 @@ from mlxcel_trio.settings import parse_settings, read_api_key_file
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+    import trio
+
+STOP_SECONDS = 5.0
+"""What a server may take to stop once no request runs: the engine thread ends after the step in progress."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,40 +61,60 @@ def exit_code_of(command: Callable[[], None]) -> int:
     return 0
 
 
-def run_server(serve: Callable[..., Awaitable[None]]) -> None:
+def run_server(serve: Callable[..., Awaitable[None]], *, graceful_timeout: float) -> None:
     """Run ``serve(shutdown=..., task_status=...)`` until it returns, as the only occupant of this process.
 
     ``serve`` reports its URL as started when it serves; that URL is the one line on stdout. From then on the
     first SIGINT or SIGTERM sets ``shutdown``, a ``trio.Event``, and the second cancels; until then the first
     cancels.
 
+    A thread that hangs cannot be ended, and trio waits for it. So the process exits with 1 when ``serve`` has
+    not returned ``STOP_SECONDS`` after a cancel, or after ``graceful_timeout`` seconds from the shutdown.
+
     :raises KeyboardInterrupt: ``serve`` was cancelled; it comes in trio's exception groups.
     """
     import trio
 
-    trio.run(_serve_until_signalled, serve)
+    trio.run(_serve_until_signalled, serve, graceful_timeout)
 
 
-async def _serve_until_signalled(serve: Callable[..., Awaitable[None]]) -> None:
+async def _serve_until_signalled(serve: Callable[..., Awaitable[None]], graceful_timeout: float) -> None:
     import trio
 
-    serving, shutdown = trio.Event(), trio.Event()
+    serving, shutdown, stopped = trio.Event(), trio.Event(), trio.Event()
+    patience = trio.CancelScope(shield=True)
 
     async def heed_signals(*, task_status: trio.TaskStatus[None]) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             task_status.started()
             async for _ in signals:
                 if shutdown.is_set() or not serving.is_set():
+                    patience.deadline = trio.current_time() + STOP_SECONDS
                     raise KeyboardInterrupt
+                patience.deadline = trio.current_time() + graceful_timeout + STOP_SECONDS
                 shutdown.set()
 
     async with trio.open_nursery() as signal_nursery:
+        signal_nursery.start_soon(_exit_when_impatient, patience, stopped)
         await signal_nursery.start(heed_signals)
-        async with trio.open_nursery() as server_nursery:
-            url = await server_nursery.start(partial(serve, shutdown=shutdown))
-            serving.set()
-            _print_url(url)
+        try:
+            async with trio.open_nursery() as server_nursery:
+                url = await server_nursery.start(partial(serve, shutdown=shutdown))
+                serving.set()
+                _print_url(url)
+        finally:
+            stopped.set()
         signal_nursery.cancel_scope.cancel()
+
+
+async def _exit_when_impatient(patience: trio.CancelScope, stopped: trio.Event) -> None:
+    with patience:
+        await stopped.wait()
+    if patience.cancelled_caught:
+        from mlxcel_trio.log import get_logger
+
+        get_logger(__name__).error("engine_hangs", reason="It did not stop in time. The process exits.")
+        os._exit(1)
 
 
 def _mlxcel(argv: Sequence[str]) -> None:
@@ -121,7 +147,7 @@ def _serve(argv: Sequence[str], *, prog: str) -> None:
     configure_logging(settings.log_level, settings.log_format, sys.stderr)
     # Before trio starts: this may take minutes, and an interrupt has to reach it.
     model = resolve_model(settings.model, cache_dir=cache_directory(), report=get_logger(__name__).info)
-    run_server(partial(serve, settings, model=model))
+    run_server(partial(serve, settings, model=model), graceful_timeout=settings.graceful_timeout)
 
 
 def _pull(argv: Sequence[str]) -> None:

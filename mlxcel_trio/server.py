@@ -79,8 +79,9 @@ async def serve_engine(
 
     The address is bound first and answers 503 while the model loads; the URL is reported through
     ``task_status`` once requests are taken. Shutdown lets running requests finish within
-    ``settings.graceful_timeout`` seconds; a cancel ends at once. An engine that fails later on is logged, and
-    the server goes on to answer 503.
+    ``settings.graceful_timeout`` seconds; a cancel ends at once. Either waits for the engine's step in
+    progress, so for ever if the model hangs in it: whoever needs the process to end has to exit it. An engine
+    that fails later on is logged, and the server goes on to answer 503.
 
     :raises ConfigurationError: the address cannot be bound.
     :raises ModelError: the model cannot be loaded.

@@ -88,6 +88,10 @@ class Connection:
     async def run(self) -> None:
         """Serve. Cancellable throughout; raises what the protocol raises when it meets a fault of its own."""
         socket = self._stream.socket
+        try:
+            client = parse_socket_addr(socket.family, socket.getpeername())
+        except OSError:
+            return  # the client was gone before its turn came
         with self._scope:
             async with trio.open_nursery() as nursery:
                 self._protocol = Http1Protocol(
@@ -97,7 +101,7 @@ class Connection:
                     _RequestTasks(nursery),
                     ConnectionState(LifespanState({})),
                     False,  # no TLS
-                    parse_socket_addr(socket.family, socket.getpeername()),
+                    client,
                     parse_socket_addr(socket.family, socket.getsockname()),
                     self._on_protocol_event,
                     receive=self._receive,

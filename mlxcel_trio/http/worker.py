@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -85,50 +86,46 @@ async def open_listeners(host: str, port: int, backlog: int) -> list[trio.Socket
 
     :raises ConfigurationError: the name is unknown or an address is not to be had.
     """
-    listeners: list[trio.SocketListener] = []
-    missing: OSError | None = None
-    try:
-        for family, kind, protocol, _, address in await trio.socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            try:
-                listeners.append(
-                    await _listen(family, kind, protocol, (address[0], port, *address[2:]), backlog)
-                )
-            except OSError as error:
-                if error.errno not in MISSING_FAMILY_ERRNOS:
-                    raise
-                missing = error
-            else:
-                port = listeners[0].socket.getsockname()[1]
-        if missing is not None and not listeners:
-            raise missing
-    except (OSError, UnicodeError) as error:
-        for listener in listeners:
-            listener.socket.close()
-        reason = error.strerror if isinstance(error, OSError) else "this is not a host name"
-        raise ConfigurationError(
-            f"Cannot listen on {host}:{port}: {reason}. Choose another address with --host or --port; "
-            "--port 0 picks a free port."
-        ) from error
+    with ExitStack() as opened:
+        try:
+            listeners = await _listen_on_all(host, port, backlog, opened)
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "this is not a host name"
+            raise ConfigurationError(
+                f"Cannot listen on {host}:{port}: {reason}. Choose another address with --host or --port; "
+                "--port 0 picks a free port."
+            ) from error
+        opened.pop_all()
     return listeners
 
 
-async def _listen(
-    family: int, kind: int, protocol: int, address: tuple[object, ...], backlog: int
-) -> trio.SocketListener:
-    sock = trio.socket.socket(family, kind, protocol)
-    try:
-        # Otherwise a restart has to wait until the kernel has forgotten the old connections.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        await sock.bind(address)
-        sock.listen(backlog)
-    except BaseException:
-        sock.close()
-        raise
-    return trio.SocketListener(sock)
+async def _listen_on_all(host: str, port: int, backlog: int, opened: ExitStack) -> list[trio.SocketListener]:
+    found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    listeners: list[trio.SocketListener] = []
+    missing: OSError | None = None
+    for family, kind, protocol, _, address in found:
+        try:
+            sock = opened.enter_context(trio.socket.socket(family, kind, protocol))
+            await _listen(sock, (address[0], port, *address[2:]), backlog)
+        except OSError as error:
+            if error.errno not in MISSING_FAMILY_ERRNOS:
+                raise
+            missing = error
+        else:
+            listeners.append(trio.SocketListener(sock))
+            port = sock.getsockname()[1]  # of the others too
+    if missing is not None and not listeners:
+        raise missing
+    return listeners
+
+
+async def _listen(sock: trio.socket.SocketType, address: tuple[object, ...], backlog: int) -> None:
+    # Otherwise a restart has to wait until the kernel has forgotten the old connections.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if sock.family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    await sock.bind(address)
+    sock.listen(backlog)
 
 
 def _url(listener: trio.SocketListener) -> str:
@@ -187,16 +184,20 @@ async def _accept_one(listener: trio.SocketListener) -> trio.SocketStream:
 
 def _notice_vanished_peer(stream: trio.SocketStream, timeout: float) -> None:
     """Have the kernel end the connection when the peer's machine is gone, which no packet will tell."""
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     seconds = max(1, round(timeout))
-    for name, value in (
-        ("TCP_KEEPIDLE", seconds),
-        ("TCP_KEEPINTVL", max(1, seconds // 3)),
-        ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", 1000 * seconds),
-    ):
-        if hasattr(socket, name):  # not every platform has them
-            stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    options = {
+        "TCP_KEEPIDLE": seconds,
+        "TCP_KEEPINTVL": max(1, seconds // 3),
+        "TCP_KEEPCNT": 3,
+        "TCP_USER_TIMEOUT": 1000 * seconds,
+    }
+    with suppress(
+        OSError
+    ):  # some systems refuse it once the peer is gone, which the first read tells as well
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            if hasattr(socket, name):  # not every platform has them all
+                stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _first_leaf(error: BaseException) -> BaseException:

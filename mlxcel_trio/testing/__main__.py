@@ -40,7 +40,8 @@ def _serve() -> None:
     )
     configure_logging(settings.log_level, settings.log_format, sys.stderr)
     engine = scripted_engine(Script.load(settings.script), context_window=settings.ctx_size)
-    run_server(partial(serve_engine, settings, engine, Model(("scripted",))))
+    serve = partial(serve_engine, settings, engine, Model(("scripted",)))
+    run_server(serve, graceful_timeout=settings.graceful_timeout)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,13 @@ from __future__ import annotations
 
 import gc
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxcel_trio.core.sampling import SamplingParameters
-from mlxcel_trio.engine.mlx_runtime import import_mlx
-
-import_mlx()
-
-import mlx.core as mx
-
 from mlxcel_trio.engine import sampler
 from mlxcel_trio.engine.sampler import RandomSampler, SamplerPool, greedy, keep_likely
 

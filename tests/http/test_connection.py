@@ -227,7 +227,7 @@ async def test_too_much_behind_a_request_costs_the_later_ones_only() -> None:
 
 
 async def test_a_reader_that_stalls_is_cut_by_the_write_timeout() -> None:
-    """Fault 3: the stock worker sends shielded and without a timeout, so nothing ever ends this connection."""
+    """Fault 3: the stock worker sends shielded and without a timeout, so nothing ends this connection."""
     limits = WorkerLimits(write_timeout=0.1)
     async with serving(limits=limits) as server, server.connect() as client:
         await client.send("POST", "/v1/responses", body=STREAM)

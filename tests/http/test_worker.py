@@ -168,14 +168,18 @@ async def test_the_kernel_is_told_to_notice_a_vanished_peer() -> None:
 async def test_shutdown_with_idle_connections_ends_at_once() -> None:
     """Fault 2: the stock worker keeps answered connections and takes the whole grace period, 60 s here."""
     limits = WorkerLimits(graceful_timeout=60, keep_alive_timeout=60, header_timeout=60)
-    async with serving(limits=limits) as server:
-        async with server.connect() as used, server.connect() as fresh, server.connect() as partial_:
-            await used.send("GET", "/health")
-            await used.reply()
-            await partial_.stream.send_all(b"GET / HTTP/1.1\r\n")
-            server.shutdown.set()
-            assert await used.rest() == await fresh.rest() == await partial_.rest() == b""
-            await server.stopped.wait()
+    async with (
+        serving(limits=limits) as server,
+        server.connect() as used,
+        server.connect() as fresh,
+        server.connect() as half_sent,
+    ):
+        await used.send("GET", "/health")
+        await used.reply()
+        await half_sent.stream.send_all(b"GET / HTTP/1.1\r\n")
+        server.shutdown.set()
+        assert await used.rest() == await fresh.rest() == await half_sent.rest() == b""
+        await server.stopped.wait()
 
 
 async def test_shutdown_lets_requests_finish_and_takes_no_more() -> None:

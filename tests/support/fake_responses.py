@@ -82,8 +82,8 @@ def completed(number: int, response_id: str = "resp_1") -> ResponseCompleted:
 class FakeRun:
     """An admitted response.
 
-    ``events`` is what the test emits through; ``begun`` and ``left`` tell when the block of the run was entered
-    and left, ``cancelled`` whether by a cancel; ``closed`` when the queue place became free.
+    ``events`` is what the test emits through; ``begun`` and ``left`` tell when the block of the run was
+    entered and left, ``cancelled`` whether by a cancel; ``closed`` when the queue place became free.
     """
 
     def __init__(self, request: CreateResponse, response_id: str) -> None:
@@ -131,7 +131,7 @@ class FakeRun:
 
 
 class FakeResponses:
-    """Admits everything. ``prepare`` raises ``refusal`` if there is one and waits for ``gate`` if there is one."""
+    """Admits everything; but ``prepare`` waits for ``gate`` and raises ``refusal`` where there is one."""
 
     def __init__(self) -> None:
         self.healthy = True

@@ -158,17 +158,25 @@ class Server(NamedTuple):
 
 @asynccontextmanager
 async def serving(
-    responses: FakeResponses | None = None, *, limits: WorkerLimits | None = None, **options: Any
+    responses: FakeResponses | None = None,
+    *,
+    limits: WorkerLimits | None = None,
+    within: float = LIMIT_SECONDS,
+    **options: Any,
 ) -> AsyncIterator[Server]:
     """A server around ``responses``; ``options`` go to ``create_app``. Leaving cuts it; it may not fail."""
     responses = responses or FakeResponses()
-    async with serving_app(create_app(responses, **options), limits) as (port, shutdown, stopped):
+    async with serving_app(create_app(responses, **options), limits, within=within) as (
+        port,
+        shutdown,
+        stopped,
+    ):
         yield Server(port, shutdown, stopped, responses)
 
 
 @asynccontextmanager
 async def serving_app(
-    app: ASGIFramework, limits: WorkerLimits | None = None
+    app: ASGIFramework, limits: WorkerLimits | None = None, *, within: float = LIMIT_SECONDS
 ) -> AsyncIterator[tuple[int, trio.Event, trio.Event]]:
     """Any ASGI application on our worker, as port and the events for shutdown and end."""
     shutdown, stopped = trio.Event(), trio.Event()
@@ -179,7 +187,7 @@ async def serving_app(
         )
         stopped.set()
 
-    with trio.fail_after(LIMIT_SECONDS):
+    with trio.fail_after(within):
         async with trio.open_nursery() as nursery:
             url = await nursery.start(serve)
             yield int(url.rpartition(":")[2]), shutdown, stopped

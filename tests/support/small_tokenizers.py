@@ -21,8 +21,8 @@ SPECIAL = (
     "<start_of_turn>",
     "<end_of_turn>",
 )
-# The last three overlap each other; the two before them have no markup characters at an end.
-NOT_SPECIAL = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<x|", "x|y", "|y>")
+# The last three can overlap each other.
+NOT_SPECIAL = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<x|", "|x|", "|y>")
 MARKERS = (*SPECIAL, *NOT_SPECIAL)
 
 CHATML = """\

@@ -1,3 +1,4 @@
+# ruff: noqa: E402
 """Model directories with random weights, small enough to make and load in milliseconds."""
 
 from __future__ import annotations
@@ -7,10 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mlxcel_trio.engine.mlx_runtime import import_mlx
 
-import_mlx()
+import_mlx()  # before anything else imports MLX
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
 
@@ -45,11 +46,11 @@ def write_model(directory: Path, config: dict[str, Any], *, dtype: str = "float3
         [(name, _random_weight(like.shape, key)) for (name, like), key in zip(shapes, keys, strict=True)]
     )
     model.set_dtype(getattr(mx, dtype))
-    quantization = {"group_size": 32, "bits": bits}
+    written = dict(config)
     if bits:
-        nn.quantize(model, **quantization)
+        quantize(model, group_size=32, bits=bits)
+        written["quantization"] = {"group_size": 32, "bits": bits}
     directory.mkdir(exist_ok=True)
-    written = {**config, "quantization": quantization} if bits else config
     (directory / "config.json").write_text(json.dumps(written))
     mx.save_safetensors(str(directory / "model.safetensors"), dict(tree_flatten(model.parameters())))
     return directory
@@ -57,8 +58,5 @@ def write_model(directory: Path, config: dict[str, Any], *, dtype: str = "float3
 
 def _random_weight(shape: tuple[int, ...], key: mx.array) -> mx.array:
     """Large enough that some tokens are much likelier than others; norms near one."""
-    return (
-        mx.random.normal(shape, key=key) * 0.3
-        if len(shape) > 1
-        else 1 + mx.random.normal(shape, key=key) * 0.1
-    )
+    normal = mx.random.normal(shape, key=key)
+    return normal * 0.3 if len(shape) > 1 else 1 + normal * 0.1

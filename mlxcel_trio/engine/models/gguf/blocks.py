@@ -101,9 +101,14 @@ def _bits_of_word(blocks: Bytes, offset: int) -> Bytes:
     return np.unpackbits(blocks[:, offset : offset + 4], axis=1, bitorder="little")
 
 
+def _any_bits() -> np.errstate:
+    """A damaged file can hold infinities and worse: no reason for warnings."""
+    return np.errstate(all="ignore")
+
+
 def _centred(quants: Bytes, scales: NDArray[np.float16], zero: int) -> Groups:
     """Quants that count from ``-zero`` in the file and from 0 in mlx."""
-    with np.errstate(over="ignore"):
+    with _any_bits():
         return Groups(quants, scales, scales * np.float16(-zero))
 
 
@@ -141,7 +146,7 @@ def _k_scales(blocks: Bytes) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
     first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate([first & 63, third & 0x0F | first >> 6 << 4], axis=1)
     minima = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], axis=1)
-    with np.errstate(over="ignore"):
+    with _any_bits():
         return (
             (_half(blocks, 0)[:, None] * scales).astype(np.float16).reshape(-1),
             (-_half(blocks, 2)[:, None] * minima).astype(np.float16).reshape(-1),
@@ -170,7 +175,7 @@ def _q6_k(blocks: Bytes) -> Array:
     pairs = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8).reshape(4, 1) & 3
     quants = (low | pairs << _FOUR).reshape(-1, 16, 16).astype(np.float32) - 32
     scales = blocks[:, 192:208].view(np.int8).astype(np.float32)[:, :, None]
-    with np.errstate(over="ignore", invalid="ignore"):
+    with _any_bits():
         return (_half(blocks, 208).astype(np.float32)[:, None, None] * scales * quants).astype(np.float16)
 
 
