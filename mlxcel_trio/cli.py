@@ -95,7 +95,7 @@ async def _serve_until_signalled(serve: Callable[..., Awaitable[None]], graceful
                 shutdown.set()
 
     async with trio.open_nursery() as signal_nursery:
-        signal_nursery.start_soon(_exit_when_impatient, patience, stopped)
+        signal_nursery.start_soon(_exit_unless_stopped, stopped, patience)
         await signal_nursery.start(heed_signals)
         try:
             async with trio.open_nursery() as server_nursery:
@@ -107,13 +107,14 @@ async def _serve_until_signalled(serve: Callable[..., Awaitable[None]], graceful
         signal_nursery.cancel_scope.cancel()
 
 
-async def _exit_when_impatient(patience: trio.CancelScope, stopped: trio.Event) -> None:
+async def _exit_unless_stopped(stopped: trio.Event, patience: trio.CancelScope) -> None:
+    """Wait for ``stopped`` until ``patience`` ends."""
     with patience:
         await stopped.wait()
-    if patience.cancelled_caught:
+    if not stopped.is_set():
         from mlxcel_trio.log import get_logger
 
-        get_logger(__name__).error("engine_hangs", reason="It did not stop in time. The process exits.")
+        get_logger(__name__).error("engine_hangs", reason="Its step does not end. The process exits now.")
         os._exit(1)
 
 

@@ -199,9 +199,12 @@ def test_success_is_0() -> None:
 
 
 SERVER = """
-import sys, trio, trio.testing
+import sys, threading, trio, trio.testing
+from mlxcel_trio import cli
 from mlxcel_trio.cli import exit_code_of, run_server
 from mlxcel_trio.errors import EngineFailureError
+
+cli.STOP_SECONDS = 0.2
 
 def tell(state):
     print(state, file=sys.stderr, flush=True)
@@ -211,6 +214,9 @@ async def serve(*, shutdown, task_status):
     if mode == "never":
         tell("loading")
         await trio.sleep_forever()
+    if mode == "hangs at once":
+        tell("loading")
+        await trio.to_thread.run_sync(threading.Event().wait)
     if mode == "fails":
         raise EngineFailureError("the engine did not start")
     task_status.started("http://127.0.0.1:1")
@@ -222,8 +228,11 @@ async def serve(*, shutdown, task_status):
     if mode == "lingers":
         tell("stopping")
         await trio.sleep_forever()
+    if mode == "hangs":
+        tell("hanging")
+        await trio.to_thread.run_sync(threading.Event().wait)
 
-sys.exit(exit_code_of(lambda: run_server(serve)))
+sys.exit(exit_code_of(lambda: run_server(serve, graceful_timeout=float(sys.argv[2]))))
 """
 
 
@@ -232,6 +241,12 @@ def start(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[st
     return subprocess.Popen(
         command, cwd=ROOT, env=BARE_ENVIRONMENT, stdout=stdout, stderr=subprocess.PIPE, text=True
     )
+
+
+def start_server(
+    mode: str, *, graceful_timeout: float = 30, stdout: int = subprocess.PIPE
+) -> subprocess.Popen[str]:
+    return start("-c", SERVER, mode, str(graceful_timeout), stdout=stdout)
 
 
 def read_line(process: subprocess.Popen[str]) -> str:
@@ -244,7 +259,7 @@ each_signal = pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 
 @each_signal
 def test_a_server_prints_its_url_alone_and_ends_with_0(stop: signal.Signals) -> None:
-    with start("-c", SERVER, "serves") as process:
+    with start_server("serves") as process:
         assert read_line(process) == "serving\n"
         process.send_signal(stop)
         assert process.communicate(timeout=30) == ("http://127.0.0.1:1\n", "")
@@ -253,7 +268,7 @@ def test_a_server_prints_its_url_alone_and_ends_with_0(stop: signal.Signals) -> 
 
 @each_signal
 def test_a_signal_before_serving_ends_with_130(stop: signal.Signals) -> None:
-    with start("-c", SERVER, "never") as process:
+    with start_server("never") as process:
         assert read_line(process) == "loading\n"
         process.send_signal(stop)
         assert process.communicate(timeout=30) == ("", "mlxcel: interrupted\n")
@@ -262,13 +277,44 @@ def test_a_signal_before_serving_ends_with_130(stop: signal.Signals) -> None:
 
 @each_signal
 def test_a_second_signal_ends_at_once_with_130(stop: signal.Signals) -> None:
-    with start("-c", SERVER, "lingers") as process:
+    with start_server("lingers") as process:
         assert read_line(process) == "serving\n"
         process.send_signal(signal.SIGTERM)
         assert read_line(process) == "stopping\n"
         process.send_signal(stop)
         assert process.communicate(timeout=30) == ("http://127.0.0.1:1\n", "mlxcel: interrupted\n")
     assert process.returncode == 130
+
+
+def assert_gave_up(process: subprocess.Popen[str]) -> None:
+    printed, told = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "engine_hangs" in printed + told
+    assert "Traceback" not in told
+
+
+def test_a_thread_that_hangs_past_the_grace_period_is_left_behind() -> None:
+    with start_server("hangs", graceful_timeout=0.1) as process:
+        assert read_line(process) == "serving\n"
+        process.send_signal(signal.SIGTERM)
+        assert read_line(process) == "hanging\n"
+        assert_gave_up(process)
+
+
+def test_a_second_signal_ends_the_wait_for_a_thread_that_hangs() -> None:
+    with start_server("hangs", graceful_timeout=3600) as process:
+        assert read_line(process) == "serving\n"
+        process.send_signal(signal.SIGTERM)
+        assert read_line(process) == "hanging\n"
+        process.send_signal(signal.SIGTERM)
+        assert_gave_up(process)
+
+
+def test_a_thread_that_hangs_before_serving_is_left_behind() -> None:
+    with start_server("hangs at once", graceful_timeout=3600) as process:
+        assert read_line(process) == "loading\n"
+        process.send_signal(signal.SIGTERM)
+        assert_gave_up(process)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +325,7 @@ def test_a_second_signal_ends_at_once_with_130(stop: signal.Signals) -> None:
     ],
 )
 def test_a_server_that_fails_ends_with_1(mode: str, printed: str, told: str) -> None:
-    with start("-c", SERVER, mode) as process:
+    with start_server(mode) as process:
         assert process.communicate(timeout=30) == (printed, told)
     assert process.returncode == 1
 
@@ -287,7 +333,7 @@ def test_a_server_that_fails_ends_with_1(mode: str, printed: str, told: str) -> 
 def test_a_server_outlives_the_reader_of_its_output() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    with start("-c", SERVER, "serves", stdout=writer) as process:
+    with start_server("serves", stdout=writer) as process:
         os.close(writer)
         assert read_line(process) == "serving\n"
         process.send_signal(signal.SIGTERM)

@@ -138,7 +138,7 @@ class Connection:
 
     async def _on_protocol_event(self, event: Event) -> None:
         match event:
-            case RawData(data=data):
+            case RawData(data=data) if data:  # the end of a body of known length has no bytes
                 await self._write(data)
             case Updated(idle=True):
                 self._answering = False

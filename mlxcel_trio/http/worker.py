@@ -33,6 +33,8 @@ EXHAUSTED_PAUSE_SECONDS = 0.1
 # A name such as localhost may stand for an address of a family that this machine does not have.
 MISSING_FAMILY_ERRNOS = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 
+MAX_KERNEL_TIMEOUT_SECONDS = 3600
+
 
 class WorkerLimits(ConnectionLimits, frozen=True, kw_only=True):
     """Limits of a connection and of the server.
@@ -105,13 +107,13 @@ async def _listen_on_all(host: str, port: int, backlog: int, opened: ExitStack) 
     missing: OSError | None = None
     for family, kind, protocol, _, address in found:
         try:
-            sock = opened.enter_context(trio.socket.socket(family, kind, protocol))
-            await _listen(sock, (address[0], port, *address[2:]), backlog)
+            sock = await _listen(family, kind, protocol, (address[0], port, *address[2:]), backlog)
         except OSError as error:
             if error.errno not in MISSING_FAMILY_ERRNOS:
                 raise
             missing = error
         else:
+            opened.callback(sock.close)
             listeners.append(trio.SocketListener(sock))
             port = sock.getsockname()[1]  # of the others too
     if missing is not None and not listeners:
@@ -119,13 +121,19 @@ async def _listen_on_all(host: str, port: int, backlog: int, opened: ExitStack) 
     return listeners
 
 
-async def _listen(sock: trio.socket.SocketType, address: tuple[object, ...], backlog: int) -> None:
-    # Otherwise a restart has to wait until the kernel has forgotten the old connections.
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if sock.family == socket.AF_INET6:
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    await sock.bind(address)
-    sock.listen(backlog)
+async def _listen(
+    family: int, kind: int, protocol: int, address: tuple[object, ...], backlog: int
+) -> trio.socket.SocketType:
+    with ExitStack() as opened:
+        sock = opened.enter_context(trio.socket.socket(family, kind, protocol))
+        # Otherwise a restart has to wait until the kernel has forgotten the old connections.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        await sock.bind(address)
+        sock.listen(backlog)
+        opened.pop_all()
+    return sock
 
 
 def _url(listener: trio.SocketListener) -> str:
@@ -184,16 +192,15 @@ async def _accept_one(listener: trio.SocketListener) -> trio.SocketStream:
 
 def _notice_vanished_peer(stream: trio.SocketStream, timeout: float) -> None:
     """Have the kernel end the connection when the peer's machine is gone, which no packet will tell."""
-    seconds = max(1, round(timeout))
+    seconds = round(min(max(timeout, 1), MAX_KERNEL_TIMEOUT_SECONDS))
     options = {
         "TCP_KEEPIDLE": seconds,
         "TCP_KEEPINTVL": max(1, seconds // 3),
         "TCP_KEEPCNT": 3,
         "TCP_USER_TIMEOUT": 1000 * seconds,
     }
-    with suppress(
-        OSError
-    ):  # some systems refuse it once the peer is gone, which the first read tells as well
+    # Some systems refuse options once the peer is gone, which the first read tells as well.
+    with suppress(OSError):
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in options.items():
             if hasattr(socket, name):  # not every platform has them all

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.small_tokenizers import byte_level, ids_of, normalising, sentencepiece, word_piece
 from tokenizers import AddedToken, Tokenizer, decoders
@@ -48,6 +48,7 @@ def streamed(detokenizer: StreamingDetokenizer, tokens: Sequence[int]) -> list[s
 
 @pytest.mark.parametrize("kind", BYTE_LEVEL)
 @given(tokens=ids)
+@settings(deadline=None)
 def test_byte_level_text_is_what_the_tokenizer_decodes(kind: str, tokens: list[int]) -> None:
     tokenizer = BYTE_LEVEL[kind]
     text = "".join(streamed(BytesDetokenizer(table(tokenizer)), tokens))
@@ -57,6 +58,7 @@ def test_byte_level_text_is_what_the_tokenizer_decodes(kind: str, tokens: list[i
 
 @pytest.mark.parametrize("prefix", SENTENCEPIECE)
 @given(tokens=ids)
+@settings(deadline=None)
 def test_sentencepiece_text_is_the_bytes_of_its_tokens(prefix: str, tokens: list[int]) -> None:
     token_bytes = table(SENTENCEPIECE[prefix])
     spelled = b"".join(token_bytes[token] for token in tokens)
@@ -68,6 +70,7 @@ def test_sentencepiece_text_is_the_bytes_of_its_tokens(prefix: str, tokens: list
 
 @pytest.mark.parametrize("tokenizer", [*BYTE_LEVEL.values(), *SENTENCEPIECE.values()])
 @given(text=st.text(st.characters(codec="utf-8", exclude_characters=REPLACEMENT), max_size=30))
+@settings(deadline=None)
 def test_valid_text_never_shows_half_a_character(tokenizer: Tokenizer, text: str) -> None:
     tokens = tokenizer.encode(text, add_special_tokens=False).ids
     pieces = streamed(BytesDetokenizer(table(tokenizer)), tokens)
@@ -77,6 +80,7 @@ def test_valid_text_never_shows_half_a_character(tokenizer: Tokenizer, text: str
 
 @pytest.mark.parametrize("kind", WHOLE_WORDS)
 @given(tokens=st.lists(st.integers(0, 8), max_size=20))
+@settings(deadline=None)
 def test_unknown_decoders_yield_the_whole_text_as_well(kind: str, tokens: list[int]) -> None:
     tokenizer = WHOLE_WORDS[kind]
     detokenizer = WindowDetokenizer(lambda window: whole(tokenizer, window))
@@ -125,9 +129,9 @@ def test_byte_tokens_are_bytes_only_where_the_decoder_says_so() -> None:
 
 def test_added_tokens_of_a_byte_level_tokenizer_are_literal() -> None:
     tokenizer = byte_level()
-    tokenizer.add_tokens([AddedToken("<café au lait>", normalized=False)])
-    tokens = tokenizer.encode("é<café au lait>é", add_special_tokens=False).ids
-    assert "".join(streamed(BytesDetokenizer(table(tokenizer)), tokens)) == "é<café au lait>é"
+    tokenizer.add_tokens([AddedToken("<café>", normalized=False)])
+    tokens = tokenizer.encode("é<café>é", add_special_tokens=False).ids
+    assert "".join(streamed(BytesDetokenizer(table(tokenizer)), tokens)) == "é<café>é"
 
 
 @pytest.mark.parametrize(

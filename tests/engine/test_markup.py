@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.small_tokenizers import (
     MARKERS,
@@ -61,6 +61,7 @@ def markers_in(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(text=hostile_texts)
+@settings(deadline=None)
 def test_no_text_is_encoded_as_markup(kind: str, text: str) -> None:
     tokens = MARKUPS[kind].encode_text(text)
     assert markers_in(TOKENIZERS[kind], tokens) == []
@@ -68,6 +69,7 @@ def test_no_text_is_encoded_as_markup(kind: str, text: str) -> None:
 
 @pytest.mark.parametrize("kind", ["byte level", "sentencepiece first", "sentencepiece always"])
 @given(text=hostile_texts)
+@settings(deadline=None)
 def test_splitting_adds_and_loses_nothing(kind: str, text: str) -> None:
     text = "a" + text  # a space at the very beginning is SentencePiece's own affair
     tokens = MARKUPS[kind].encode_text(text)
@@ -78,6 +80,7 @@ def test_splitting_adds_and_loses_nothing(kind: str, text: str) -> None:
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(before=fragments, text=hostile_texts, after=fragments)
+@settings(deadline=None)
 def test_text_completes_no_marker_of_its_surroundings(kind: str, before: str, text: str, after: str) -> None:
     # Templates put names into brackets of their own, but no messages.
     assume(not any(text.strip() in marker[1:-1] for marker in MARKERS))
@@ -88,6 +91,19 @@ def test_text_completes_no_marker_of_its_surroundings(kind: str, before: str, te
         tokens = markup.encode(before + shown + after, sentinel)
         apart = markup.encode(before + sentinel + after, sentinel)
         assert sorted(markers_in(tokenizer, tokens)) == sorted(markers_in(tokenizer, apart))
+
+
+@pytest.mark.parametrize("marker", MARKERS)
+@pytest.mark.parametrize("space", ["", " ", "\n"])
+def test_neither_end_of_a_text_completes_a_marker(marker: str, space: str) -> None:
+    markup, tokenizer = MARKUPS["byte level"], TOKENIZERS["byte level"]
+    for at in range(1, len(marker)):
+        head, tail = marker[:at], marker[at:]
+        sentinel = new_sentinel("")
+        # What a template adds follows the text as it is or trimmed.
+        shown = [markup.guard(space + tail, sentinel), markup.guard(head + space, sentinel)]
+        rendered = [head + shown[0], head + shown[0].strip(), shown[1] + tail, shown[1].strip() + tail]
+        assert [markers_in(tokenizer, markup.encode(text, sentinel)) for text in rendered] == [[]] * 4
 
 
 @pytest.mark.parametrize("marker", MARKERS)
@@ -151,6 +167,7 @@ def test_thousands_of_markers_compile() -> None:
 
 
 @given(text=st.text("0123456789", max_size=40))
+@settings(deadline=None)
 def test_a_sentinel_next_to_digits_is_found_where_it_was_put(text: str) -> None:
     sentinel = new_sentinel(text)
     assert (text + sentinel + text).split(sentinel) == [text, text]

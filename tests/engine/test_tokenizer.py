@@ -114,7 +114,7 @@ def plain(text: str) -> list[ChatMessage]:
     ],
 )
 @given(text=hostile)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_text_adds_no_markup_to_a_prompt(
     tokenizers: dict[str, ChatTokenizer],
     references: dict[str, Any],
@@ -131,7 +131,7 @@ def test_text_adds_no_markup_to_a_prompt(
 
 @pytest.mark.parametrize("model", ["shipped", "chatml", "mistral", "gemma"])
 @given(text=hostile)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_a_prompt_reads_as_the_template_renders_it(
     tokenizers: dict[str, ChatTokenizer], references: dict[str, Any], model: str, text: str
 ) -> None:

@@ -239,7 +239,7 @@ async def test_a_reader_that_stalls_is_cut_by_the_write_timeout() -> None:
 
 
 async def test_a_slow_reader_that_makes_progress_is_not_cut() -> None:
-    limits = WorkerLimits(write_timeout=0.2)
+    limits = WorkerLimits(write_timeout=0.5)
     async with serving(limits=limits) as server, server.connect() as client:
         await client.send("POST", "/v1/responses", body=STREAM)
         run = await server.responses.next_run()

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from quart import Response
 
-Leave = "Callable[[Client], Awaitable[None]]"
-
 
 async def close(client: Client) -> None:
     await client.stream.aclose()
@@ -145,8 +143,7 @@ async def test_after_the_answer_nothing_is_cancelled(server: Server) -> None:
     assert [line.get("complete", True) for line in logs] == [True]
 
 
-@pytest.mark.parametrize("body", [CREATE, STREAM], ids=["json", "stream"])
-async def test_a_client_that_leaves_before_the_body_starts_frees_its_place(body: bytes) -> None:
+async def test_a_client_that_leaves_before_the_body_starts_frees_its_place() -> None:
     """The run is admitted and never begins: what frees its place is the request's exit stack."""
     responses = FakeResponses()
     app = create_app(responses)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from functools import partial
 
@@ -157,12 +158,13 @@ async def test_accepting_ends_when_the_listener_is_broken() -> None:
         await _accept_one(ExhaustedListener([OSError(9, "Bad file descriptor")]))  # type: ignore[arg-type]
 
 
-async def test_the_kernel_is_told_to_notice_a_vanished_peer() -> None:
+@pytest.mark.parametrize(("given", "seconds"), [(30.0, 30), (0.01, 1), (math.inf, 3600)])
+async def test_the_kernel_is_told_to_notice_a_vanished_peer(given: float, seconds: int) -> None:
     async with serving() as server, server.connect() as client:
-        _notice_vanished_peer(client.stream, 30.0)
+        _notice_vanished_peer(client.stream, given)
         assert client.stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            assert client.stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+            assert client.stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * seconds
 
 
 async def test_shutdown_with_idle_connections_ends_at_once() -> None:
