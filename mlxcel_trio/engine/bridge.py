@@ -7,7 +7,9 @@ block trio. Results come out with one ``TrioToken.run_sync_soon`` per step, carr
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Literal
 
@@ -19,9 +21,15 @@ from mlxcel_trio.errors import EngineFailureError, EngineUnavailableError, Mlxce
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EngineState = Literal["loading", "running", "stopped"]
+EngineState = Literal["loading", "running", "hanging", "stopped"]
+"""``hanging``: a step has taken longer than it may; if it ends after all, the engine is running again."""
 
 STILL_LOADING = "The engine is still loading; try again shortly."
+_UNAVAILABLE: dict[EngineState, str] = {
+    "loading": STILL_LOADING,
+    "hanging": "The engine hangs in a step. Restart the server if that lasts.",
+    "stopped": "The engine has stopped. Restart the server.",
+}
 
 
 class EngineBridge:
@@ -32,8 +40,10 @@ class EngineBridge:
     gave.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, *, decode_timeout: float = math.inf) -> None:
+        """``decode_timeout``: seconds after which a step that has not ended counts as hanging."""
         self._backend = backend
+        self._decode_timeout = decode_timeout
         self.state: EngineState = "loading"
         self.steps = 0
         self.sampled_tokens = 0
@@ -45,12 +55,14 @@ class EngineBridge:
         self._wake = threading.Condition()
         self._commands: deque[Row | int] = deque()
         self._stop = False
+        # Written by the engine thread: when the step in progress began, by the clock of time.monotonic().
+        self._busy_since: float | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[LoadedModel] = trio.TASK_STATUS_IGNORED) -> None:
         """Load the model, report it, and step until cancelled or until the backend fails.
 
         A cancel takes effect at the end of the step in progress; the thread is always joined. However it
-        ends, every row is settled with ``RowFailed`` first.
+        ends, every row is settled with ``RowFailed`` first. So it is when a step hangs.
 
         :raises ModelError, ConfigurationError: the model could not be loaded.
         :raises EngineFailureError: the backend failed while generating.
@@ -66,13 +78,17 @@ class EngineBridge:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._stop_thread_when_cancelled)
+                nursery.start_soon(self._watch_for_hangs)
                 limiter = trio.CapacityLimiter(1)
                 failure = await trio.to_thread.run_sync(
                     self._on_engine_thread, token, loaded, limiter=limiter
                 )
                 nursery.cancel_scope.cancel()
         finally:
+            self.state = "stopped"
             self._settle("the engine has stopped")
+            self._leaving.clear()
+            self._drained.set()
         if isinstance(failure, MlxcelError):
             raise failure
         if failure is not None:
@@ -83,10 +99,8 @@ class EngineBridge:
 
         :raises EngineUnavailableError: the engine is loading or has stopped.
         """
-        if self.state == "loading":
-            raise EngineUnavailableError(STILL_LOADING)
-        if self.state == "stopped":
-            raise EngineUnavailableError("The engine has stopped. Restart the server.")
+        if self.state != "running":
+            raise EngineUnavailableError(_UNAVAILABLE[self.state])
 
     def insert_nowait(self, row: Row, deliver: Callable[[RowEvent], None]) -> None:
         """Hand a row to the engine. ``deliver`` is called in the trio thread and must not raise.
@@ -140,6 +154,24 @@ class EngineBridge:
                 self._stop = True
                 self._wake.notify()
 
+    async def _watch_for_hangs(self) -> None:
+        while math.isfinite(self._decode_timeout):
+            since = self._busy_since
+            left = self._decode_timeout if since is None else since + self._decode_timeout - time.monotonic()
+            if left <= 0:
+                self._hang()
+                left = self._decode_timeout
+            await trio.sleep(left)
+
+    def _hang(self) -> None:
+        self.state = "hanging"
+        row_ids = list(self._routes)
+        self._settle("the engine hangs")
+        # Should the step end after all, these rows are not to go on.
+        self._leaving.update(row_ids)
+        for row_id in row_ids:
+            self._command(row_id)
+
     def _on_engine_thread(
         self, token: trio.lowlevel.TrioToken, loaded: Callable[[LoadedModel], None]
     ) -> Exception | None:
@@ -163,12 +195,14 @@ class EngineBridge:
                     return
                 commands = list(self._commands)
                 self._commands.clear()
+            self._busy_since = time.monotonic()
             if removed := self._on_engine_apply(commands, active):
                 token.run_sync_soon(self._on_removed, removed)
             if active:
                 events = self._backend.step()
                 active.difference_update(event.row_id for event in events if _ends_row(event))
                 token.run_sync_soon(self._on_stepped, events)
+            self._busy_since = None
 
     def _on_engine_apply(self, commands: list[Row | int], active: set[int]) -> list[int]:
         removed = []
@@ -188,6 +222,8 @@ class EngineBridge:
 
     def _on_stepped(self, events: list[RowEvent]) -> None:
         self.steps += 1
+        if self.state == "hanging":
+            self.state = "running"
         for event in events:
             self.sampled_tokens += isinstance(event, Sampled)
             self._deliver(event)
@@ -206,11 +242,8 @@ class EngineBridge:
         deliver(event)
 
     def _settle(self, message: str) -> None:
-        self.state = "stopped"
         for row_id in list(self._routes):
             self._deliver(RowFailed(row_id, message))
-        self._leaving.clear()
-        self._drained.set()
 
 
 def _ends_row(event: RowEvent) -> bool:

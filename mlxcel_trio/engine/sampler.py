@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Sampler = Callable[[mx.array], mx.array]
 """``log-probabilities [rows, vocabulary] -> token ids [rows]``."""
 
-# Below it a float32 difference of log-probabilities, divided by it, could overflow.
+# A log-probability divided by less than this would leave the range of float32.
 _MIN_TEMPERATURE = 1e-30
 # Nuclei are nearly always smaller, and sorting a whole vocabulary on a CPU costs as much as a decode step.
 _USUAL_NUCLEUS = 1024
@@ -48,9 +48,7 @@ class RandomSampler:
     def __call__(self, logprobs: mx.array) -> mx.array:
         self._key, key = mx.random.split(self._key)
         kept = keep_likely(logprobs.astype(mx.float32), self._parameters)
-        # Relative to the likeliest token nothing overflows, however low the temperature.
-        relative = kept - mx.max(kept, axis=-1, keepdims=True)
-        return mx.random.categorical(relative / max(self._parameters.temperature, _MIN_TEMPERATURE), key=key)
+        return mx.random.categorical(kept / max(self._parameters.temperature, _MIN_TEMPERATURE), key=key)
 
 
 class SamplerPool:

@@ -7,6 +7,9 @@ msgspec says ``$.input[0].role``, the error says ``input[0].role``.
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import msgspec
 from msgspec import Struct
 
@@ -15,6 +18,10 @@ from mlxcel_trio.protocol.requests import CreateResponse
 
 _create_decoder = msgspec.json.Decoder(CreateResponse)
 _encoder = msgspec.json.Encoder()
+
+
+class _ItemsOnly(Struct):
+    input: list[dict[str, Any]]
 
 
 def decode_create(body: bytes | memoryview) -> CreateResponse:
@@ -27,7 +34,7 @@ def decode_create(body: bytes | memoryview) -> CreateResponse:
     try:
         return _create_decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _wrong_type(error) from None
+        raise _wrong_type(error, body) from None
     except msgspec.DecodeError as error:
         message = f"The request body is not valid JSON: {error}. Send one JSON object encoded in UTF-8."
         raise InvalidRequestError(message) from None
@@ -42,10 +49,24 @@ def encode(message: Struct) -> bytes:
     return _encoder.encode(message)
 
 
-def _wrong_type(error: msgspec.ValidationError) -> InvalidRequestError:
+def _wrong_type(error: msgspec.ValidationError, body: bytes | memoryview) -> InvalidRequestError:
     # msgspec writes "Expected `str`, got `int` - at `$.input[0].role`"; a key of an object is `[...]`.
     reason, _, place = str(error).partition(" - at `")
     path = place.rstrip("`").removeprefix("key in `").lstrip("$").lstrip(".").removesuffix("[...]")
     if not path:
         return InvalidRequestError(f"The request body has the wrong type: {reason}.")
-    return InvalidRequestError(f"Invalid value for '{path}': {reason}.", param=path)
+    what = f" in an item of type '{name}'" if (name := _item_type(path, body)) else ""
+    return InvalidRequestError(f"Invalid value for '{path}'{what}: {reason}.", param=path)
+
+
+def _item_type(path: str, body: bytes | memoryview) -> str | None:
+    """The type of the input item that ``path`` leads into; a field may be wrong since the item is foreign."""
+    match = re.match(r"input\[(\d+)\]\.", path)
+    if match is None:
+        return None
+    try:
+        item = msgspec.json.decode(body, type=_ItemsOnly).input[int(match[1])]
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, IndexError):
+        return None  # something else is wrong too, further on
+    name = item.get("type")
+    return name if isinstance(name, str) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -71,8 +72,8 @@ def row(row_id: int, max_tokens: int = 3) -> Row:
 
 
 @asynccontextmanager
-async def running(backend: GatedBackend) -> AsyncIterator[EngineBridge]:
-    bridge = EngineBridge(backend)
+async def running(backend: GatedBackend, decode_timeout: float = math.inf) -> AsyncIterator[EngineBridge]:
+    bridge = EngineBridge(backend, decode_timeout=decode_timeout)
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             assert await nursery.start(bridge.run) == MODEL
@@ -245,6 +246,46 @@ async def test_cancel_joins_the_thread_after_the_step_in_progress() -> None:
     assert backend.closed == 1
     assert bridge.steps == 1
     assert got[-1] == RowFailed(1, "the engine has stopped")
+
+
+async def test_a_hanging_step_settles_every_row_and_the_engine_may_recover() -> None:
+    backend = GatedBackend()
+    backend.gate = threading.Semaphore(0)
+    failed = trio.Event()
+    got: list[RowEvent] = []
+
+    def deliver(event: RowEvent) -> None:
+        got.append(event)
+        failed.set()
+
+    async with running(backend, decode_timeout=0.05) as bridge:
+        bridge.insert_nowait(row(1, max_tokens=100), deliver)
+        await failed.wait()
+        assert got == [RowFailed(1, "the engine hangs")]
+        assert bridge.state == "hanging"
+        with pytest.raises(EngineUnavailableError, match="hangs"):
+            bridge.insert_nowait(row(2), deliver)
+        assert bridge.rows == 1  # the engine still holds it
+        backend.gate.release(100)
+        await bridge.wait_drained()
+        assert backend.rows == {}
+        assert bridge.state == "running"
+        bridge.insert_nowait(row(3, max_tokens=1), deliver)
+        await bridge.wait_drained()
+    assert got[1:] == [Sampled(3, 0, "length")]
+
+
+async def test_a_step_that_is_short_enough_never_hangs() -> None:
+    backend = GatedBackend()
+    got: list[RowEvent] = []
+    async with running(backend, decode_timeout=0.05) as bridge:
+        bridge.insert_nowait(row(1, max_tokens=100), got.append)
+        await bridge.wait_drained()
+        idle = trio.Event()
+        with trio.move_on_after(0.2):  # longer than the timeout, and the engine has nothing to do
+            await idle.wait()
+        assert bridge.state == "running"
+    assert len(got) == 100
 
 
 async def test_prefill_reports_pass_through() -> None:

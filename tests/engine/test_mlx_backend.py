@@ -106,8 +106,9 @@ def test_two_engine_threads_one_after_the_other_live_whole_lives(directory: Path
 
 
 def test_closing_frees_the_model(directory: Path) -> None:
+    backend = backend_of(directory)
+
     def life() -> int:
-        backend = backend_of(directory)
         backend.load()
         generate(backend, Row(0, [1, 2, 3], 4, GREEDY))
         backend.insert(Row(1, [1, 2, 3], 100, GREEDY))

@@ -142,8 +142,9 @@ def test_a_short_prompt_is_answered_before_a_long_one_ahead_of_it(model: Any) ->
 
 
 def test_rows_beyond_the_parallel_ones_wait_their_turn(model: Any) -> None:
+    rows = [row(row_id, length, max_tokens=4) for row_id, length in enumerate([5, 40, 5, 40, 40, 5])]
     run = BackendRun(rows_of(model, parallel=2))
-    run.insert(*(row(row_id, max_tokens=4) for row_id in range(5)))
+    run.insert(*rows)
     begun: list[int] = []
     while not all(outcome.ended for outcome in run.outcomes.values()):
         for event in run.step():
@@ -151,10 +152,8 @@ def test_rows_beyond_the_parallel_ones_wait_their_turn(model: Any) -> None:
                 begun.append(event.row_id)
         running = [outcome for outcome in run.outcomes.values() if outcome.progress and not outcome.ended]
         assert len(running) <= 2
-    assert begun == [0, 1, 2, 3, 4]
-    assert list(run.outcomes.values()) == generate_apart(
-        rows_of(model), *(row(row_id, max_tokens=4) for row_id in range(5))
-    )
+    assert begun == [0, 1, 2, 3, 4, 5]
+    assert list(run.outcomes.values()) == generate_apart(rows_of(model), *rows)
 
 
 def test_every_stage_can_be_left_without_disturbing_the_others(model: Any) -> None:

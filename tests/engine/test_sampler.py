@@ -37,6 +37,7 @@ def kept_ids(row: list[float], **parameters: float) -> set[int]:
         ({"top_k": 5}, {0, 1, 2, 3, 4}),
         ({"top_k": 600}, {0, 1, 2, 3, 4}),
         ({"top_p": 1e-9}, {1}),
+        ({"top_p": 1e-300}, {1}),
         ({"top_p": 0.49}, {1}),
         ({"top_p": 0.51}, {1, 3}),
         ({"top_p": 0.74}, {1, 3}),

@@ -50,13 +50,13 @@ async def test_a_hanging_engine(tmp_path: Path) -> None:
     async with serving_process(script) as (server, process), server.open_stream(input="hang") as stream:
         await stream.next("response.output_text.delta")
         await stream.next("response.output_text.delta")
-        hanging = await server.health_until(lambda now: now["sampled_tokens"] == 2)
+        hanging = await server.until(sampled_tokens=2)
         # Requests are taken and stay open, streams and others.
         async with server.connect() as client:
             await client.send("POST", "/v1/responses", body=json.dumps(body_of({})).encode())
-            await server.health_until(lambda now: (now["running"], now["rows"]) == (2, 2))
+            await server.until(running=2, rows=2)
         # A client that leaves frees its slot, though the thread has not let go of its row.
-        left = await server.health_until(lambda now: now["running"] == 1)
+        left = await server.until(running=1)
         assert (left["ok"], left["rows"]) == (True, 2)
         assert left["steps"] == hanging["steps"]
         assert [event["type"] for event in stream.received].count("response.output_text.delta") == 2

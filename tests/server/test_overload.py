@@ -30,12 +30,15 @@ async def full_server() -> AsyncIterator[tuple[Served, EventReader]]:
     async def wait_in_queue() -> None:
         assert text_of(await served.create(input="waiting")) == "ok"
 
-    async with serving_script(*ROWS, parallel=1, max_queue_depth=1) as served:
-        async with trio.open_nursery() as nursery, served.open_stream(input="endless") as holder:
-            await holder.next("response.output_text.delta")
-            nursery.start_soon(wait_in_queue)
-            await served.health_until(lambda now: (now["running"], now["waiting"]) == (1, 1))
-            yield served, holder
+    async with (
+        serving_script(*ROWS, parallel=1, max_queue_depth=1) as served,
+        trio.open_nursery() as nursery,
+        served.open_stream(input="endless") as holder,
+    ):
+        await holder.next("response.output_text.delta")
+        nursery.start_soon(wait_in_queue)
+        await served.until(running=1, waiting=1)
+        yield served, holder
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
@@ -75,26 +78,27 @@ async def test_what_takes_no_slot_is_answered_even_then() -> None:
 async def test_the_place_of_one_that_finished() -> None:
     async with full_server() as (served, holder):
         await served.refusal()
-        await holder._client.stream.aclose()
+        await holder.leave()
         await served.idle()
         assert text_of(await served.create()) == "ok"
 
 
 async def test_the_place_of_one_that_dropped_while_waiting() -> None:
-    rows = (*ROWS,)
-    async with serving_script(*rows, parallel=1, max_queue_depth=1) as served:
-        async with served.open_stream(input="endless") as holder:
-            await holder.next("response.output_text.delta")
-            async with served.connect() as client:
-                await client.send("POST", "/v1/responses", body=json.dumps(body_of({})).encode())
-                await served.health_until(lambda now: now["waiting"] == 1)
-                await served.refusal()
-            await served.health_until(lambda now: now["waiting"] == 0)
-            async with served.open_stream(input="next") as following:
-                await following.next("response.in_progress")
-                await served.refusal()
-                await holder._client.stream.aclose()
-                assert text_of(await following.rest()) == "ok"
+    async with (
+        serving_script(*ROWS, parallel=1, max_queue_depth=1) as served,
+        served.open_stream(input="endless") as holder,
+    ):
+        await holder.next("response.output_text.delta")
+        async with served.connect() as client:
+            await client.send("POST", "/v1/responses", body=json.dumps(body_of({})).encode())
+            await served.until(waiting=1)
+            await served.refusal()
+        await served.until(waiting=0)
+        async with served.open_stream(input="next") as following:
+            await following.next("response.in_progress")
+            await served.refusal()
+            await holder.leave()
+            assert text_of(await following.rest()) == "ok"
 
 
 async def test_without_a_queue_a_second_request_is_refused() -> None:
@@ -118,7 +122,7 @@ async def test_those_who_wait_are_served_in_order() -> None:
             await holder.next("response.output_text.delta")
             for number in range(5):
                 nursery.start_soon(wait_in_queue, number)
-                await served.health_until(lambda now, ahead=number: now["waiting"] == ahead + 1)  # type: ignore[misc]
+                await served.until(waiting=number + 1)
         served_in_order = [prompt.rpartition("number ")[2][0] for prompt in served.engine.prompts()[1:]]
         assert served_in_order == list("01234")
     assert sorted(finished) == [0, 1, 2, 3, 4]

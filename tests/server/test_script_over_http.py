@@ -271,7 +271,7 @@ async def test_then_die_settles_every_response_in_the_engine() -> None:
             for _ in range(8):
                 nursery.start_soon(fates.stream)
                 nursery.start_soon(fates.create)
-            await served.health_until(lambda now: now["rows"] == 16 and now["sampled_tokens"] >= 32)
+            await served.until_true(lambda now: now["rows"] == 16 and now["sampled_tokens"] >= 32)
             nursery.start_soon(partial(fates.create, input="die"))
         fates.check(streams=8, json=9)
         assert all(text_of(response).startswith("la ") for response in fates.responses)
@@ -290,7 +290,7 @@ async def test_then_die_settles_those_who_wait_for_a_slot() -> None:
             await holder.next("response.output_text.delta")
             for position, start in enumerate(deaths, start=1):
                 nursery.start_soon(start)
-                await served.health_until(lambda now, ahead=position: now["waiting"] == ahead)  # type: ignore[misc]
+                await served.until(waiting=position)
         fates.check(streams=2, json=1)
         assert sorted(text_of(response) for response in fates.responses) == ["", "last words"]
         await assert_takes_no_work(served)

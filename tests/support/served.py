@@ -82,7 +82,11 @@ class ServerClient:
         report: Json = (await self.client.get("/health")).json()
         return report
 
-    async def health_until(self, condition: Callable[[Json], bool]) -> Json:
+    async def until(self, **figures: object) -> Json:
+        """Ask for the statistics again and again until these have these values."""
+        return await self.until_true(lambda now: all(now[name] == value for name, value in figures.items()))
+
+    async def until_true(self, condition: Callable[[Json], bool]) -> Json:
         """Ask for the statistics again and again until they meet ``condition``."""
         while not condition(report := await self.health()):
             pass
@@ -90,7 +94,7 @@ class ServerClient:
 
     async def idle(self) -> Json:
         """Wait until nothing holds a queue place, a slot or a row."""
-        return await self.health_until(lambda now: now["running"] == now["waiting"] == now["rows"] == 0)
+        return await self.until(running=0, waiting=0, rows=0)
 
 
 class Served(ServerClient):
@@ -108,7 +112,7 @@ class EventReader:
     """
 
     def __init__(self, client: Client) -> None:
-        self._client = client
+        self.client = client
         self._reader = SseReader()
         self._frames: deque[SseFrame] = deque()
         self._checker = StreamChecker()
@@ -134,9 +138,13 @@ class EventReader:
         assert await self._next_frame() is None
         return check_stream(self.received)
 
+    async def leave(self) -> None:
+        """Close the connection."""
+        await self.client.stream.aclose()
+
     async def _next_frame(self) -> SseFrame | None:
         while not self._frames:
-            chunk = await self._client.chunk()
+            chunk = await self.client.chunk()
             self._frames += self._reader.feed(chunk)
             if not chunk:
                 self._reader.finish()

@@ -41,7 +41,9 @@ class _Range(Struct, frozen=True):
     def __str__(self) -> str:
         if self.high == inf:
             return f"at least {self.low}"
-        return f"above {self.low} and at most {self.high}" if self.open_low else f"{self.low} to {self.high}"
+        return (
+            f"more than {self.low} and at most {self.high}" if self.open_low else f"{self.low} to {self.high}"
+        )
 
 
 _RANGES = {

@@ -166,6 +166,18 @@ def test_numbers_are_finite_on_the_wire(text: str) -> None:
         decode_create(f'{{"temperature": {text}}}'.encode())
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("temperature", 3, "Invalid value for 'temperature': 3.0 is out of range. Use 0 to 2."),
+        ("top_p", 0, "Invalid value for 'top_p': 0.0 is out of range. Use more than 0 and at most 1."),
+        ("max_output_tokens", 0, "Invalid value for 'max_output_tokens': 0 is out of range. Use at least 1."),
+    ],
+)
+def test_errors_say_what_would_be_right(name: str, value: int, message: str, refusal: Refusal) -> None:
+    assert refusal(**{name: value}).message == message
+
+
 def test_a_huge_number_does_not_blow_up_its_error(refusal: Refusal) -> None:
     assert len(refusal(seed=10**4000).message) < 200
     assert len(refusal(truncation="x" * 100_000).message) < 300
