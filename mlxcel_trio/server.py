@@ -96,6 +96,7 @@ async def serve_engine(
     )
     limits = WorkerLimits(
         max_connections=settings.max_connections,
+        header_timeout=settings.keep_alive_timeout,
         keep_alive_timeout=settings.keep_alive_timeout,
         write_timeout=settings.write_timeout,
         graceful_timeout=settings.graceful_timeout,
@@ -113,7 +114,14 @@ async def serve_engine(
                     task_status=task_status,
                 )
 
+            async def close_in_time() -> None:
+                await shutdown.wait()
+                # A little before HTTP cuts connections, so that the last event still gets out.
+                grace = settings.graceful_timeout - min(1.0, settings.graceful_timeout / 10)
+                responses.close_at(trio.current_time() + grace)
+
             url = await http_nursery.start(http)
+            http_nursery.start_soon(close_in_time)
             loaded = await engine_nursery.start(_run_engine, engine)
             _report(loaded, model, settings)
             task_status.started(url)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -130,17 +131,17 @@ class Markup:
 
     def _split_normalised(self, pieces: Iterable[str]) -> Iterator[str]:
         """Split where the tokenizer sees a marker only after normalising (``＜THINK＞`` as ``<think>``)."""
-        pending = list(pieces)[::-1]
-        while pending:
-            piece = pending.pop()
+        for piece in pieces:
             encoding = self._backend.encode(piece, add_special_tokens=False)
-            found = (
+            cuts = [
                 (start + end) // 2
                 for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
                 if token in self._normalised and end - start > 1
-            )
-            if middle := next(found, None):
-                pending += [piece[middle:], piece[:middle]]
+            ]
+            if cuts:
+                # Whitespace that a marker swallows can hold the cut; then the parts are cut again.
+                parts = [piece[start:end] for start, end in pairwise([0, *cuts, len(piece)])]
+                yield from self._split_normalised(parts)
             else:
                 yield piece
 

@@ -11,7 +11,7 @@ from mlxcel_trio.engine.tokenizer import ChatTokenizer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mlxcel_trio.engine.mlx_backend import Dtype
+    from mlxcel_trio.engine.weights import Dtype
 
 
 def mlx_engine(

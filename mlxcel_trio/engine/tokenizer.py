@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 from msgspec import Struct
@@ -95,7 +95,7 @@ class ChatTokenizer:
             self._traits[tool_template] = probe(partial(self._render_text, tool_template), for_tools=True)
 
     @classmethod
-    def load(cls, directory: Path, *, chat_template: str | None = None) -> ChatTokenizer:
+    def load(cls, directory: Path, *, chat_template: str | None = None) -> Self:
         """Read a model's tokenizer; nothing is fetched and no code of the model is run. Takes seconds.
 
         ``chat_template`` is Jinja source that replaces the model's own.

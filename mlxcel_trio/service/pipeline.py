@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mlxcel_trio.core.parsing.segments import Segment
     from mlxcel_trio.engine.api import Engine
     from mlxcel_trio.service.admission import Slots
+    from mlxcel_trio.service.closing import ClosingTime
 
 log = get_logger(__name__)
 
@@ -55,6 +56,7 @@ class ResponseRun:
         *,
         engine: Engine,
         slots: Slots,
+        closing: ClosingTime,
         ticket: Ticket,
         generation: Generation,
         emitter: Emitter,
@@ -64,6 +66,7 @@ class ResponseRun:
         self.stream = stream
         self._engine = engine
         self._slots = slots
+        self._closing = closing
         self._ticket = ticket
         self._generation = generation
         self._emitter = emitter
@@ -124,9 +127,16 @@ class ResponseRun:
             async with trio.open_nursery() as nursery:
                 if ping_interval:
                     nursery.start_soon(self._ping_in_silence, feed, ping_interval)
-                ending = await self._generate(feed)
+                ending = await self._generate_until_closing(feed)
                 nursery.cancel_scope.cancel()
             feed.publish(self._emitter.finish(ending, self._usage(), int(self._wall_clock())))
+
+    async def _generate_until_closing(self, feed: _Feed) -> Ending:
+        closed = "The server is shutting down. Send the request again when it is back."
+        ending: Ending = Failed(ResponseError("server_error", closed))
+        with self._closing.scope():
+            ending = await self._generate(feed)
+        return ending
 
     async def _generate(self, feed: _Feed) -> Ending:
         try:

@@ -17,6 +17,7 @@ from mlxcel_trio.core.validation import ValidationContext, validate_create
 from mlxcel_trio.engine.bridge import EngineState
 from mlxcel_trio.errors import InvalidRequestError, NotFoundError
 from mlxcel_trio.protocol.models import ModelList, ModelObject
+from mlxcel_trio.service.closing import ClosingTime
 from mlxcel_trio.service.pipeline import Generation, ResponseRun
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Responses:
         self._slots = slots
         self._new_id = new_id
         self._wall_clock = wall_clock
+        self._closing = ClosingTime()
         self._render_limiter = trio.CapacityLimiter(RENDER_THREADS)
         self._validation = ValidationContext(names=model.names, sampling=model.sampling, store_enabled=False)
 
@@ -95,6 +97,7 @@ class Responses:
         return ResponseRun(
             engine=self._engine,
             slots=self._slots,
+            closing=self._closing,
             ticket=self._slots.admit(),
             generation=Generation(
                 prompt, min(plan.max_output_tokens or room, room), plan.sampling, plan.stop
@@ -103,6 +106,10 @@ class Responses:
             stream=plan.stream,
             wall_clock=self._wall_clock,
         )
+
+    def close_at(self, deadline: float) -> None:
+        """End what is still running at ``deadline``, in trio's time: its clients get a failed response."""
+        self._closing.set(deadline)
 
     def models(self) -> ModelList:
         """Every name that requests may use, but for the reserved ones."""

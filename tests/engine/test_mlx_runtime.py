@@ -88,7 +88,8 @@ print([name for name in sys.modules if name.split(".")[0] in ("mlx", "mlx_lm", "
 def test_the_limit_on_open_files_stays_what_the_operator_set() -> None:
     code = """
 import resource
-before = resource.getrlimit(resource.RLIMIT_NOFILE)
+before = (999, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, before)
 setter = resource.setrlimit
 from mlxcel_trio.engine.mlx_runtime import import_mlx
 import_mlx()

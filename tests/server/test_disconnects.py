@@ -130,13 +130,12 @@ async def test_in_the_queue(leave: Leave, stream: bool) -> None:
 
 async def test_the_queue_moves_up_when_the_holder_of_the_slot_drops() -> None:
     async with serving_script(ENDLESS, SHORT, parallel=1) as served:
-        async with (
-            requesting(served, "endless", stream=True) as holder,
-            served.open_stream(input="next") as following,
-        ):
-            await served.until(running=1, waiting=1)
-            await reset(holder)
-            assert text_of(await following.rest()) == "ok"
+        async with requesting(served, "endless", stream=True) as holder:
+            await served.until(running=1)
+            async with served.open_stream(input="next") as following:
+                await served.until(running=1, waiting=1)
+                await reset(holder)
+                assert text_of(await following.rest()) == "ok"
         (lag,) = served.engine.removal_lags()
         assert lag <= 1
 

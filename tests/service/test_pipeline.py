@@ -20,6 +20,7 @@ from mlxcel_trio.protocol.events import Event, OutputTextDelta, ResponseInProgre
 from mlxcel_trio.protocol.responses import Response
 from mlxcel_trio.protocol.tools import PlainTextFormat, TextConfig
 from mlxcel_trio.service.admission import Slots
+from mlxcel_trio.service.closing import ClosingTime
 from mlxcel_trio.service.pipeline import Generation, ResponseRun
 from mlxcel_trio.testing.fake_engine import FakeEngine
 
@@ -30,6 +31,7 @@ class Bench:
     def __init__(self, *, slots: int = 2, depth: int = 4) -> None:
         self.engine = FakeEngine()
         self.slots = Slots(Admission(slots, depth))
+        self.closing = ClosingTime()
         self._numbers = itertools.count()
 
     def run(self, *, stops: tuple[str, ...] = (), opened: bool = False, max_tokens: int = 50) -> ResponseRun:
@@ -47,6 +49,7 @@ class Bench:
         return ResponseRun(
             engine=self.engine,
             slots=self.slots,
+            closing=self.closing,
             ticket=self.slots.admit(),
             generation=Generation(prompt, max_tokens, SamplingParameters(), stops),
             emitter=Emitter(response, lambda prefix: f"{prefix}_{next(self._numbers)}"),
@@ -310,3 +313,33 @@ async def test_slots_are_granted_in_order_of_admission(autojump_clock: trio.test
             (await bench.engine.next_sequence()).stop()
     assert order == [run.response_id for run in runs]
     bench.assert_idle()
+
+
+async def test_closing_time_ends_streams_with_their_terminal_event(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    bench = Bench(slots=1)
+    responses: list[dict[str, object]] = []
+    async with trio.open_nursery() as nursery:
+
+        async def follow(run: ResponseRun) -> None:
+            responses.append(final(await collect(run)))
+
+        running, queued = bench.run(), bench.run()
+        nursery.start_soon(follow, running)
+        (await bench.engine.next_sequence()).say("part")
+        nursery.start_soon(follow, queued)
+        await trio.testing.wait_all_tasks_blocked()
+        bench.closing.set(trio.current_time() + 9)
+        await trio.sleep(10)
+        nursery.start_soon(follow, bench.run())
+    assert [response["status"] for response in responses] == ["failed"] * 3
+    assert sorted(map(texts, responses)) == [[], [], [("message", "incomplete", "part")]]
+    bench.assert_idle()
+
+
+async def test_what_ends_before_closing_time_is_not_touched(autojump_clock: trio.testing.MockClock) -> None:
+    bench = Bench()
+    bench.closing.set(trio.current_time() + 9)
+    response = await generate(bench, bench.run(), "Hello")
+    assert response["status"] == "completed"
