@@ -1,4 +1,4 @@
-"""The adapter to mlx-lm's BatchGenerator: the only module that knows its names.
+"""The adapter to mlx-lm's batched generation: the only module that knows its names.
 
 Everything here belongs to one thread, the one that loaded the model.
 """
@@ -9,7 +9,7 @@ import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator
+from mlx_lm.generate import BatchGenerator, PromptProcessingBatch
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlxcel_trio.errors import UnsupportedModelError
@@ -26,13 +26,6 @@ Cache = list[Any]
 """One cache object of mlx-lm per layer."""
 
 
-class PromptProgress(NamedTuple):
-    """``done`` of the tokens given to :meth:`TokenGenerator.insert` have been processed."""
-
-    uid: int
-    done: int
-
-
 class GeneratedToken(NamedTuple):
     """A sampled token; with a ``finish_reason`` it is the sequence's last."""
 
@@ -42,17 +35,15 @@ class GeneratedToken(NamedTuple):
 
 
 class TokenGenerator:
-    """Generates several sequences at once.
+    """Runs a model: prompts into caches, and from there token by token, several sequences at once.
 
-    ``parallel`` bounds the sequences that are inserted and not finished, ``prefill_chunk_size`` the tokens
-    of one of them that :meth:`next` prefills in one call. Sequences stop at any of ``end_tokens``.
+    ``parallel`` bounds the sequences that are inserted and not finished. Sequences stop at any of
+    ``end_tokens``.
 
     :raises UnsupportedModelError: the model's caches cannot be batched.
     """
 
-    def __init__(
-        self, model: Module, *, parallel: int, prefill_chunk_size: int, end_tokens: frozenset[int]
-    ) -> None:
+    def __init__(self, model: Module, *, parallel: int, end_tokens: frozenset[int]) -> None:
         self._model = model
         if not _is_batchable(self.new_cache()):
             raise UnsupportedModelError("this kind of model cannot generate several sequences at once")
@@ -61,7 +52,6 @@ class TokenGenerator:
             stop_tokens=[[token] for token in sorted(end_tokens)],
             completion_batch_size=parallel,
             prefill_batch_size=parallel,
-            prefill_step_size=prefill_chunk_size,
         )
 
     def vocabulary_size(self) -> int:
@@ -73,54 +63,63 @@ class TokenGenerator:
         """An empty KV cache for one sequence."""
         return make_prompt_cache(self._model)
 
-    def feed(self, tokens: Sequence[int], cache: Cache) -> None:
-        """Run prompt tokens of one sequence through the model, into its ``cache``."""
+    def feed(self, prompts: list[list[int]], caches: list[Cache]) -> list[Cache]:
+        """Run prompt tokens through the model, and return the caches that cover them too.
+
+        A single cache is changed in place. Several prompts are padded to the longest of them, and their
+        caches are left as they were.
+        """
         with mx.stream(self._generator.stream):
-            self._model(mx.array([list(tokens)]), cache=cache)
-            mx.eval([layer.state for layer in cache])
+            if len(prompts) == 1:
+                self._model(mx.array(prompts), cache=caches[0])
+            else:
+                batch = PromptProcessingBatch(
+                    self._model, list(range(len(prompts))), caches, prefill_step_size=max(map(len, prompts))
+                )
+                batch.prompt(prompts)
+                caches = [batch.extract_cache(index) for index in range(len(prompts))]
+            mx.eval([layer.state for cache in caches for layer in cache])
         mx.clear_cache()
+        return caches
 
     def insert(
         self,
-        tokens: Sequence[int],
+        token: int,
         *,
+        cache: Cache,
         max_tokens: int,
         sampler: Sampler,
-        cache: Cache | None,
-        fed: Sequence[int],
+        before: Sequence[int],
         processor: LogitsProcessor | None,
     ) -> int:
-        """Take a sequence whose prompt ends with ``tokens``; returns its uid.
+        """Take a sequence whose prompt ends with ``token``, after what ``cache`` covers; returns its uid.
 
-        ``cache`` covers what comes before them, and is not changed; ``fed`` is what the processor is to
-        see of that. The processor is called as ``processor(fed + tokens + sampled, logits)``, one step
-        ahead: also once after the last token. It must not raise: the step would be lost for everybody.
+        The first :meth:`next` runs the token through the model, the second one returns what was sampled.
+        ``processor`` is called with ``before``, the token and all that was sampled so far. It is one step
+        ahead: also called once after the last token. It must not raise: all sequences would lose a step.
 
         :raises ValueError: the cache belongs to another model or cannot be batched.
         """
-        if cache is not None and not (_is_batchable(cache) and len(cache) == len(self.new_cache())):
+        if not (_is_batchable(cache) and len(cache) == len(self.new_cache())):
             raise ValueError("the prompt cache does not fit the model")
         (uid,) = self._generator.insert(
-            [list(tokens)],
+            [[token]],
             max_tokens=[max_tokens],
-            caches=None if cache is None else [cache],
-            all_tokens=[list(fed)],
+            caches=[cache],
+            all_tokens=[list(before)],
             samplers=[sampler],
             logits_processors=[[processor] if processor else []],
         )
         return int(uid)
 
     def remove(self, uid: int) -> None:
-        """Drop a sequence that has not finished, whatever its stage."""
+        """Drop a sequence that has not finished."""
         self._generator.remove([uid])
 
-    def next(self) -> tuple[list[PromptProgress], list[GeneratedToken]]:
-        """One decode step for every sequence past its prompt, one prefill chunk for every other one."""
-        prompts, tokens = self._generator.next()
-        return (
-            [PromptProgress(prompt.uid, prompt.progress[0]) for prompt in prompts],
-            [GeneratedToken(answer.uid, answer.token, answer.finish_reason) for answer in tokens],
-        )
+    def next(self) -> list[GeneratedToken]:
+        """One decode step for all sequences; those inserted since the last call give no token yet."""
+        _, answers = self._generator.next()
+        return [GeneratedToken(answer.uid, answer.token, answer.finish_reason) for answer in answers]
 
     def close(self) -> None:
         """Give back what the generator holds of the device."""

@@ -102,12 +102,7 @@ class MlxBackend:
 
         weights = load_weights(self._directory, self._dtype, fast_blas=not blas.slow)
         chunk_tokens = self._prefill_chunk_size or (_CPU_CHUNK_TOKENS if on_cpu() else _GPU_CHUNK_TOKENS)
-        self._generator = TokenGenerator(
-            weights.model,
-            parallel=self._parallel,
-            prefill_chunk_size=chunk_tokens,
-            end_tokens=self._end_tokens,
-        )
+        self._generator = TokenGenerator(weights.model, parallel=self._parallel, end_tokens=self._end_tokens)
         vocabulary_size = self._generator.vocabulary_size()
         self._rows = RowBatch(
             self._generator,

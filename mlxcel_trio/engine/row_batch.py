@@ -1,7 +1,7 @@
 """Rows on their way through the generator: waiting, prefilling, decoding.
 
-Long prompts are fed alone, chunk by chunk; the last chunk of every prompt goes to the generator, which
-prefills the rows of a unit as one batch. Whatever goes wrong with one row ends as its ``RowFailed``.
+A step processes one unit of prompt tokens and decodes. Whatever goes wrong with one row ends as its
+``RowFailed``.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class GuardedProcessors:
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """A row and how far it has come. ``cache`` covers ``fed`` tokens of the prompt, and what came before."""
+    """A row that has begun. ``cache`` covers ``fed`` tokens of the prompt, and what came before them."""
 
     row: Row
-    cache: Cache | None
+    cache: Cache
+    guard: GuardedProcessors | None
     fed: int = 0
-    guard: GuardedProcessors | None = None
     uid: int | None = None
 
 
@@ -94,12 +94,19 @@ class RowBatch:
             self._generator.remove(sequence.uid)
 
     def step(self) -> list[RowEvent]:
-        """Do one unit of prefill and one decode step, as far as there is something to do."""
+        """Do one unit of prefill and a decode step, as far as there is something to do.
+
+        Prefill comes first, so that no sampled token waits for it. Rows that end their prompts have their
+        first token in the same step, which takes a second decode step.
+        """
         events: list[RowEvent] = list(self._refused.values())
         self._refused.clear()
         self._start_waiting()
-        events += self._prefill()
-        events += self._generate()
+        generating = set(self._generating)
+        events += self._prefill(self._schedule.next_unit())
+        if not generating.issuperset(self._generating):
+            events += self._decode()
+        events += self._decode()
         return events
 
     def _objection(self, row: Row) -> str | None:
@@ -112,76 +119,88 @@ class RowBatch:
     def _start_waiting(self) -> None:
         while self._waiting and len(self._running) < self._parallel:
             row = self._waiting.pop(next(iter(self._waiting)))
-            cache = None if row.cache is None else copy_cache(row.cache)
+            cache = self._generator.new_cache() if row.cache is None else copy_cache(row.cache)
             guard = GuardedProcessors(row.logits_processors) if row.logits_processors else None
-            self._running[row.row_id] = _Sequence(row, cache, guard=guard)
+            self._running[row.row_id] = _Sequence(row, cache, guard)
             self._schedule.add(row.row_id, len(row.prompt))
 
-    def _prefill(self) -> list[RowEvent]:
-        """Process a chunk of a long prompt here, or hand last chunks to the generator."""
-        events: list[RowEvent] = []
-        for chunk in self._schedule.next_unit():
-            sequence = self._running[chunk.row_id]
-            try:
-                if chunk.last:
-                    self._hand_over(sequence)
-                else:
-                    events.append(self._feed(sequence, chunk))
-            except Exception as error:
-                self.remove(chunk.row_id)
-                events.append(
-                    RowFailed(chunk.row_id, f"prefill failed with {type(error).__name__}: {one_line(error)}")
-                )
-        return events
+    def _prefill(self, unit: list[Chunk]) -> list[RowEvent]:
+        try:
+            self._feed(unit)
+        except Exception as error:
+            if len(unit) > 1:  # one of them is to blame, and the others are as they were
+                return [event for chunk in unit for event in self._prefill([chunk])]
+            return [
+                self._fail(unit[0].row_id, f"prefill failed with {type(error).__name__}: {one_line(error)}")
+            ]
+        return [self._advance(chunk) for chunk in unit]
 
-    def _feed(self, sequence: _Sequence, chunk: Chunk) -> Prefilled:
-        if sequence.cache is None:
-            sequence.cache = self._generator.new_cache()
-        prompt = sequence.row.prompt
-        self._generator.feed(prompt[sequence.fed : sequence.fed + chunk.tokens], sequence.cache)
-        sequence.fed += chunk.tokens
-        return Prefilled(chunk.row_id, sequence.fed, len(prompt))
+    def _feed(self, unit: list[Chunk]) -> None:
+        """Run the chunks' tokens through the model, but for the last of a prompt: that one is for decode."""
+        prompts: dict[int, list[int]] = {}
+        for chunk in unit:
+            sequence = self._running[chunk.row_id]
+            end = sequence.fed + chunk.tokens - chunk.last
+            if end > sequence.fed:
+                prompts[chunk.row_id] = list(sequence.row.prompt[sequence.fed : end])
+        if not prompts:
+            return
+        caches = self._generator.feed(
+            list(prompts.values()), [self._running[row_id].cache for row_id in prompts]
+        )
+        for (row_id, tokens), cache in zip(prompts.items(), caches, strict=True):
+            sequence = self._running[row_id]
+            sequence.cache = cache
+            sequence.fed += len(tokens)
+
+    def _advance(self, chunk: Chunk) -> RowEvent:
+        """Report a chunk that was fed; after the last one the row goes on to decode."""
+        sequence = self._running[chunk.row_id]
+        total = len(sequence.row.prompt)
+        if not chunk.last:
+            return Prefilled(chunk.row_id, sequence.fed, total)
+        try:
+            self._hand_over(sequence)
+        except ValueError as error:
+            return self._fail(chunk.row_id, one_line(error))
+        return Prefilled(chunk.row_id, total, total)
 
     def _hand_over(self, sequence: _Sequence) -> None:
         row = sequence.row
         sequence.uid = self._generator.insert(
-            row.prompt[sequence.fed :],
+            row.prompt[-1],
+            cache=sequence.cache,
             max_tokens=row.max_tokens,
             sampler=self._samplers.sampler_for(row.sampling),
-            cache=sequence.cache,
-            fed=row.prompt[: sequence.fed],
+            before=row.prompt[:-1],
             processor=sequence.guard,
         )
-        sequence.cache = None  # the generator has it now
+        sequence.cache = []  # the generator has it now
         self._generating[sequence.uid] = sequence
 
-    def _generate(self) -> list[RowEvent]:
+    def _fail(self, row_id: int, message: str) -> RowFailed:
+        self.remove(row_id)
+        return RowFailed(row_id, message)
+
+    def _decode(self) -> list[RowEvent]:
         if not self._generating:
             return []
-        prompts, tokens = self._generator.next()
         events: list[RowEvent] = []
-        for progress in prompts:
-            sequence = self._generating[progress.uid]
-            row = sequence.row
-            events.append(Prefilled(row.row_id, sequence.fed + progress.done, len(row.prompt)))
-        for sampled in tokens:
+        for sampled in self._generator.next():
             row_id = self._generating[sampled.uid].row.row_id
             events.append(Sampled(row_id, sampled.token, sampled.finish_reason))
             if sampled.finish_reason is not None:
                 del self._generating[sampled.uid], self._running[row_id]
-        events += self._drop_failed()
-        return events
+        return events + self._drop_failed()
 
-    def _drop_failed(self) -> list[RowFailed]:
+    def _drop_failed(self) -> list[RowEvent]:
         """End the rows whose processors failed on the logits after the token that was just reported.
 
         A row that finished with that token is gone already: its processors ran once too often, no harm.
         """
-        failed = [
-            RowFailed(sequence.row.row_id, sequence.guard.failure)
+        failures = {
+            sequence.row.row_id: sequence.guard.failure
             for sequence in self._generating.values()
             if sequence.guard is not None and sequence.guard.failure is not None
-        ]
-        for event in failed:
-            self.remove(event.row_id)
-        return failed
+        }
+        return [self._fail(row_id, failure) for row_id, failure in failures.items()]

@@ -23,13 +23,11 @@ def test_mlx_lm_still_has_what_the_adapter_calls() -> None:
     from mlx_lm.utils import dequantize_model, get_total_parameters, load_config, load_model
 
     assert takes(
-        BatchGenerator.__init__,
-        "model",
-        "stop_tokens",
-        "completion_batch_size",
-        "prefill_batch_size",
-        "prefill_step_size",
+        BatchGenerator.__init__, "model", "stop_tokens", "completion_batch_size", "prefill_batch_size"
     )
+    assert takes(PromptProcessingBatch.__init__, "model", "uids", "caches", "prefill_step_size")
+    assert takes(PromptProcessingBatch.prompt, "tokens")
+    assert takes(PromptProcessingBatch.extract_cache, "idx")
     assert takes(
         BatchGenerator.insert,
         "prompts",
@@ -45,8 +43,6 @@ def test_mlx_lm_still_has_what_the_adapter_calls() -> None:
     assert isinstance(inspect.getattr_static(BatchGenerator, "stream"), property)
     answers = {field.name for field in dataclasses.fields(GenerationBatch.Response)}
     assert {"uid", "token", "finish_reason"} <= answers
-    progress = {field.name for field in dataclasses.fields(PromptProcessingBatch.Response)}
-    assert {"uid", "progress"} <= progress
     assert takes(make_prompt_cache, "model")
     assert takes(load_model, "model_path", "lazy")
     assert takes(load_config, "model_path")

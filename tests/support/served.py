@@ -118,6 +118,11 @@ class EventReader:
         self._checker = StreamChecker()
         self.received: list[Json] = []
 
+    @property
+    def ended(self) -> bool:
+        """Whether the terminal event has been read."""
+        return bool(self.received) and self.received[-1]["type"] in TERMINAL_EVENTS
+
     async def next(self, kind: str | None = None) -> Json:
         """The next event, or the next of one type."""
         while True:
@@ -132,7 +137,7 @@ class EventReader:
 
     async def rest(self) -> Json:
         """Read to the end, which is ``[DONE]``; returns the final response."""
-        while not (self.received and self.received[-1]["type"] in TERMINAL_EVENTS):
+        while not self.ended:
             await self.next()
         assert await self._next_frame() == SseFrame("", "[DONE]")
         assert await self._next_frame() is None

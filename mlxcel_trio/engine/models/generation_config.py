@@ -36,7 +36,7 @@ def sampling_defaults(directory: Path) -> SamplingDefaults:
         raise CorruptModelError(f"{path} cannot be read: {error}. Download the model again.") from None
     named = {name: value for name, value in config.items() if name in _VALID and _is_number(value)}
     valid = {name: value for name, value in named.items() if _VALID[name](value)}
-    return SamplingDefaults(**{name: int(v) if name == "top_k" else float(v) for name, v in valid.items()})
+    return msgspec.convert(valid, SamplingDefaults, strict=False)  # 20.0 is a whole number too
 
 
 def _is_number(value: object) -> bool:

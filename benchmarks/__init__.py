@@ -1,0 +1,1 @@
+"""Benchmarks of this project; README.md beside this file says how to run them."""

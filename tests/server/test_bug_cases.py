@@ -1,0 +1,64 @@
+"""Faults reported against servers of this API: each case is played here, and its check says it is absent.
+
+``CHECKS`` has the cases that can be answered today, ``WAITING`` those that ask for something not built yet;
+whoever builds it moves its cases over. ``IN_PART`` tells what a case expects beyond its own request.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from support.bug_checks import generation, requests, responses, streams
+from support.case_runner import playing, read_cases
+
+if TYPE_CHECKING:
+    from support.bug_checks.check import Check
+    from support.case_runner import Case
+
+CASES = {case.id: case for case in read_cases()}
+
+TABLES = (streams.CHECKS, responses.CHECKS, requests.CHECKS, generation.CHECKS)
+CHECKS: dict[str, Check] = {case_id: check for table in TABLES for case_id, check in table.items()}
+
+# fmt: off
+WAITING: dict[str, str] = {
+    **dict.fromkeys(("B003", "B007", "B019", "B035", "B036", "B037", "B038", "B040", "B041"), "tools"),
+    **dict.fromkeys(("B044", "B045", "B047", "B052", "B053", "B060", "B118"), "tools"),
+    **dict.fromkeys(("B057", "B058", "B059"), "tool choice"),
+    "B049": "tools, and /v1/responses/input_tokens",
+    **dict.fromkeys(("B064", "B067", "B069", "B070", "B071", "B073", "B075", "B076"), "structured output"),
+    "B187": "structured output",
+    **dict.fromkeys(("B031", "B077", "B078", "B082", "B083", "B086", "B087", "B095", "B167"), "chains"),
+    "B080": "chains and tools",
+    **dict.fromkeys(("B085", "B089", "B092", "B093", "B096"), "stored responses"),
+    "B169": "conversations",
+    **dict.fromkeys(("B101", "B102", "B104", "B106", "B108"), "background responses"),
+    **dict.fromkeys(("B174", "B195", "B197"), "compaction"),
+    "B191": "measured on a real model: time to the first token of two requests",
+    "B193": "the prompt cache",
+}
+# fmt: on
+
+IN_PART: dict[str, str] = {
+    "B008": "the terminal event's response is what GET returns: stored responses",
+    "B020": "a failed response is stored: stored responses",
+    "B105": "a background response outlives its connection: background responses",
+    "B119": "an item_reference that is known is resolved: stored responses",
+    "B166": "1 to 20 alternatives per token: logprobs",
+}
+
+
+def test_every_case_has_a_check_or_waits() -> None:
+    assert len(CASES) == 128
+    assert CHECKS.keys() | WAITING.keys() == CASES.keys()
+    assert not CHECKS.keys() & WAITING.keys()
+    assert len(CHECKS) == sum(map(len, TABLES))
+    assert IN_PART.keys() <= CHECKS.keys()
+
+
+@pytest.mark.parametrize("case", [CASES[case_id] for case_id in sorted(CHECKS)], ids=lambda case: case.id)
+async def test_case(case: Case) -> None:
+    check = CHECKS[case.id]
+    async with playing(case, check.setup) as run:
+        await check.judge(run)
