@@ -32,7 +32,7 @@ class Child:
         while b"\n" not in self._unread:
             data = await self._process.stdout.receive_some()
             if not data:
-                raise RuntimeError(f"{self._process.args} ended unexpectedly")
+                raise RuntimeError(f"process {self._process.pid} ended unexpectedly")
             self._unread += data
         line, _, self._unread = self._unread.partition(b"\n")
         return line.decode()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
-from msgspec import Struct
 
 from benchmarks.http_client import HttpConnection, connect
 from benchmarks.serving.event_stream import Dialect, EventReader, Usage
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Api(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Api:
     """How a server is asked: ``body(text, max_tokens)`` is sent to ``path`` and answered in ``dialect``."""
 
     path: str
@@ -33,7 +34,7 @@ class HttpRun:
         self._url = url
         self._api = api
         self._workload = workload
-        self._decoding = 0
+        self._not_decoding = {prompt.text for prompt in workload.prompts}
         self._all_decode = trio.Event()
 
     async def run(self) -> Measurement:
@@ -78,13 +79,14 @@ class HttpRun:
             for progress in map(self._api.dialect, reader.feed(piece)):
                 if progress.text:
                     arrivals.append(now)
-                    self._count(len(arrivals))
+                    if len(arrivals) == JOIN_AFTER_TOKENS:
+                        self._note_decoding(prompt)
                 if progress.complete:
                     finished = now
                 usage = progress.usage or usage
         if finished is None or usage is None:
             raise RuntimeError(f"{self._url} ended a stream without saying that it is complete")
-        self._count(JOIN_AFTER_TOKENS, already=len(arrivals))
+        self._note_decoding(prompt)  # or was done before it could
         return StreamTimes(
             sent=sent,
             arrivals=tuple(arrivals),
@@ -94,9 +96,7 @@ class HttpRun:
             output_tokens=usage.output_tokens,
         )
 
-    def _count(self, tokens: int, *, already: int = 0) -> None:
-        """Note that a stream has ``tokens`` tokens, or has ended with fewer."""
-        if tokens == JOIN_AFTER_TOKENS > already:
-            self._decoding += 1
-            if self._decoding == len(self._workload.prompts):
-                self._all_decode.set()
+    def _note_decoding(self, prompt: Prompt) -> None:
+        self._not_decoding.discard(prompt.text)
+        if not self._not_decoding:
+            self._all_decode.set()

@@ -16,14 +16,14 @@ JOIN_AFTER_TOKENS = 8
 """A late prompt is sent when every earlier stream has so many tokens."""
 
 _ADJECTIVES = (
-    "amber", "brittle", "crooked", "dusty", "electric", "frozen", "gilded", "hollow", "ivory", "jagged", "kindly",
-    "lonely", "muddy", "narrow", "oaken", "patient", "quiet", "rusty", "silver", "tangled", "uneven", "velvet",
-    "wooden", "yellow",
+    "amber", "brittle", "crooked", "dusty", "electric", "frozen", "gilded", "hollow", "ivory", "jagged",
+    "kindly", "lonely", "muddy", "narrow", "oaken", "patient", "quiet", "rusty", "silver", "tangled",
+    "uneven", "velvet", "wooden", "yellow",
 )  # fmt: skip
 _NOUNS = (
-    "anchor", "bridge", "candle", "drum", "engine", "falcon", "garden", "harbour", "island", "jacket", "kettle",
-    "lantern", "mirror", "needle", "orchard", "pepper", "quarry", "river", "saddle", "tunnel", "umbrella", "violin",
-    "window", "yard",
+    "anchor", "bridge", "candle", "drum", "engine", "falcon", "garden", "harbour", "island", "jacket",
+    "kettle", "lantern", "mirror", "needle", "orchard", "pepper", "quarry", "river", "saddle", "tunnel",
+    "umbrella", "violin", "window", "yard",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import trio
 
 from mlxcel_trio.engine.backend import Backend, LoadedModel, Row, RowEvent, RowFailed, Sampled
 from mlxcel_trio.errors import EngineFailureError, EngineUnavailableError, MlxcelError
+from mlxcel_trio.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,12 @@ _UNAVAILABLE: dict[EngineState, str] = {
     "hanging": "The engine hangs in a step. Restart the server if that lasts.",
     "stopped": "The engine has stopped. Restart the server.",
 }
+
+
+STOP_WARNING_SECONDS = 10.0
+"""How long a stop may wait for the step in progress before whoever waits for it is told why."""
+
+log = get_logger(__name__)
 
 
 class EngineBridge:
@@ -55,6 +62,7 @@ class EngineBridge:
         self._wake = threading.Condition()
         self._commands: deque[Row | int] = deque()
         self._stop = False
+        self._stopping = trio.CancelScope(shield=True)
         # Written by the engine thread: when the step in progress began, by the clock of time.monotonic().
         self._busy_since: float | None = None
 
@@ -83,6 +91,7 @@ class EngineBridge:
                 failure = await trio.to_thread.run_sync(
                     self._on_engine_thread, token, loaded, limiter=limiter
                 )
+                self._stopping.cancel()
                 nursery.cancel_scope.cancel()
         finally:
             self.state = "stopped"
@@ -153,6 +162,9 @@ class EngineBridge:
             with self._wake:
                 self._stop = True
                 self._wake.notify()
+            with self._stopping:
+                await trio.sleep(STOP_WARNING_SECONDS)
+                log.warning("engine_stop_waits", reason="A step of the model has not ended; it is waited for.")
 
     async def _watch_for_hangs(self) -> None:
         while math.isfinite(self._decode_timeout):

@@ -7,12 +7,16 @@ longest of them and cheaper together than one by one.
 Rows begin in the order in which they came. Every other unit belongs to the oldest row, so that a long
 prompt goes on at half speed at least. The units between let the next row begin and then favour the row
 with the least left, so that a short prompt never waits for the whole of a long one.
+
+While no row decodes there is nobody to hold up, and more short prompts may share a unit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
+
+_IDLE_FACTOR = 4
 
 
 class Chunk(NamedTuple):
@@ -31,7 +35,11 @@ class _Prompt:
 
 
 class PrefillSchedule:
-    """Decides which prompt tokens are next. ``unit_tokens`` bounds a unit, padding included."""
+    """Decides which prompt tokens are next.
+
+    ``unit_tokens`` bounds a chunk, and a unit with its padding; while nobody decodes a unit of several
+    chunks may have four times as many.
+    """
 
     def __init__(self, unit_tokens: int) -> None:
         self._unit_tokens = unit_tokens
@@ -46,8 +54,8 @@ class PrefillSchedule:
         """Forget a row; unknown ids are ignored."""
         self._prompts.pop(row_id, None)
 
-    def next_unit(self) -> list[Chunk]:
-        """The chunks to process together now; empty when nothing waits.
+    def next_unit(self, *, idle: bool = False) -> list[Chunk]:
+        """The chunks to process together now; empty when nothing waits. ``idle``: no row decodes.
 
         Either one chunk that is not its row's last, or last chunks only. Rows with a last chunk are
         forgotten.
@@ -59,7 +67,7 @@ class PrefillSchedule:
         if leader.left > self._unit_tokens:
             leader.left -= self._unit_tokens
             return [Chunk(leader.row_id, self._unit_tokens, last=False)]
-        unit = [leader, *self._companions(leader)]
+        unit = [leader, *self._companions(leader, self._unit_tokens * (_IDLE_FACTOR if idle else 1))]
         for prompt in unit:
             del self._prompts[prompt.row_id]
         return [Chunk(prompt.row_id, prompt.left, last=True) for prompt in unit]
@@ -73,15 +81,15 @@ class PrefillSchedule:
         waiting = next((prompt for prompt in prompts if not prompt.begun), None)
         return waiting or min(prompts, key=lambda prompt: prompt.left)
 
-    def _companions(self, leader: _Prompt) -> list[_Prompt]:
-        """Rows that finish their prompts together with ``leader`` inside the unit."""
+    def _companions(self, leader: _Prompt, unit_tokens: int) -> list[_Prompt]:
+        """Rows that finish their prompts together with ``leader``, all within ``unit_tokens``."""
         companions: list[_Prompt] = []
         widest = leader.left
         for prompt in self._prompts.values():
             if prompt is leader:
                 continue
             width = max(widest, prompt.left)
-            if width * (len(companions) + 2) <= self._unit_tokens:
+            if width <= self._unit_tokens and width * (len(companions) + 2) <= unit_tokens:
                 prompt.begun = True
                 companions.append(prompt)
                 widest = width

@@ -103,7 +103,7 @@ class RowBatch:
         self._refused.clear()
         self._start_waiting()
         generating = set(self._generating)
-        events += self._prefill(self._schedule.next_unit())
+        events += self._prefill(self._schedule.next_unit(idle=not generating))
         if not generating.issuperset(self._generating):
             events += self._decode()
         events += self._decode()

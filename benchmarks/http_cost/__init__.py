@@ -1,0 +1,1 @@
+"""What a request and an event cost in CPU time; ``python -m benchmarks.http_cost``."""
