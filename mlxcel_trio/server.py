@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,13 +24,14 @@ from mlxcel_trio.core.admission import Admission
 from mlxcel_trio.core.ids import IdFactory
 from mlxcel_trio.core.sampling import SamplingDefaults
 from mlxcel_trio.engine.mlx_engine import mlx_engine
-from mlxcel_trio.engine.models import ModelSource, sampling_defaults
+from mlxcel_trio.engine.models import ModelSource, cache_directory, resolve_model, sampling_defaults
 from mlxcel_trio.errors import EngineFailureError
 from mlxcel_trio.http.app import create_app
 from mlxcel_trio.http.worker import WorkerLimits, serve_http
 from mlxcel_trio.log import get_logger
 from mlxcel_trio.service.admission import Slots
 from mlxcel_trio.service.responses import Responses, ServedModel
+from mlxcel_trio.settings import read_api_key_file
 
 if TYPE_CHECKING:
     from mlxcel_trio.engine.api import Engine
@@ -51,11 +53,21 @@ class Model(Struct, frozen=True):
 async def serve(
     settings: Settings,
     *,
-    model: ModelSource,
-    shutdown: trio.Event,
+    model: ModelSource | None = None,
+    shutdown: trio.Event | None = None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve a model on the disk until ``shutdown`` is set; see :func:`serve_engine`."""
+    """Serve a model until ``shutdown`` is set; see :func:`serve_engine`. Signals are left to the caller.
+
+    ``model`` is what ``settings.model`` stands for, if that has been found already; otherwise it is looked
+    up, and fetched if it has to be. Any number of servers may run in one process::
+
+        url = await nursery.start(serve, Settings(port=0))
+    """
+    settings = read_api_key_file(settings)
+    if model is None:
+        resolve = partial(resolve_model, settings.model, cache_dir=cache_directory(), report=log.info)
+        model = await trio.to_thread.run_sync(resolve)
     engine = mlx_engine(
         model.directory,
         parallel=settings.parallel,
@@ -64,7 +76,7 @@ async def serve(
         dtype=settings.dtype,
     )
     named = Model(model.aliases, sampling_defaults(model.directory))
-    await serve_engine(settings, engine, named, shutdown=shutdown, task_status=task_status)
+    await serve_engine(settings, engine, named, shutdown=shutdown or trio.Event(), task_status=task_status)
 
 
 async def serve_engine(

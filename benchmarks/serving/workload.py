@@ -60,7 +60,8 @@ class PromptWriter:
     def write(self, tokens: int) -> Prompt:
         """A prompt of ``tokens`` tokens, template included, or the fewest above that can be had."""
         self._written += 1
-        opening = f"{self._thing().capitalize()} number {self._written}: tell a long story with"
+        subject = f"{self._thing().capitalize()} number {self._written}"
+        opening = f"{subject}: write the first chapter of a very long novel, full of details, with"
         things: list[str] = []
         while True:
             prompt = self._rendered(f"{opening} {', '.join([*things, self._thing()])}.")

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 from msgspec import Struct
 
+from mlxcel_trio.core.sampling import SamplingParameters
 from mlxcel_trio.engine.backend import Backend, LoadedModel, Prefilled, Row, RowEvent, RowFailed, Sampled
 from mlxcel_trio.engine.bridge import STILL_LOADING, EngineBridge, EngineState
-from mlxcel_trio.errors import EngineFailureError, EngineUnavailableError
+from mlxcel_trio.errors import EngineFailureError, EngineUnavailableError, InvalidRequestError
 
 if TYPE_CHECKING:
     from mlxcel_trio.core.messages import ChatMessage
-    from mlxcel_trio.core.sampling import SamplingParameters
     from mlxcel_trio.engine.detokenizer import StreamingDetokenizer
     from mlxcel_trio.engine.tokenizer import RenderedPrompt
 
@@ -45,6 +45,8 @@ class Tokenizer(Protocol):
         ...
 
 
+STANDARD_SAMPLING = SamplingParameters()
+
 EngineLoader = Callable[[], tuple[Tokenizer, Backend]]
 """Prepares a model without loading its weights. Called once, in a worker thread."""
 
@@ -71,8 +73,11 @@ class GeneratedSequence:
     :raises EngineFailureError: while iterating, when this sequence or the engine failed.
     """
 
-    def __init__(self, receive: trio.MemoryReceiveChannel[RowEvent]) -> None:
+    def __init__(
+        self, receive: trio.MemoryReceiveChannel[RowEvent], detokenizer: StreamingDetokenizer
+    ) -> None:
         self._receive = receive
+        self._detokenizer = detokenizer
         self._ended = False
 
     def __aiter__(self) -> GeneratedSequence:
@@ -87,6 +92,20 @@ class GeneratedSequence:
             raise EngineFailureError(f"Generation failed: {event.message}.")
         self._ended = isinstance(event, Sampled) and event.finish_reason is not None
         return event
+
+    def text_of(self, event: Prefilled | Sampled) -> str:
+        """The text that is final with this event; never half a character. Call it once per event, in order.
+
+        The end token has no text, and neither has prefill.
+        """
+        if isinstance(event, Prefilled):
+            return ""
+        text = "" if event.finish_reason == "stop" else self._detokenizer.feed(event.token)
+        return text if event.finish_reason is None else text + self._detokenizer.finish()
+
+    async def text(self) -> str:
+        """Generate to the end and return the text."""
+        return "".join([self.text_of(event) async for event in self])
 
 
 class Engine:
@@ -122,15 +141,29 @@ class Engine:
 
     @contextmanager
     def generate(
-        self, prompt: Sequence[int], *, max_tokens: int, sampling: SamplingParameters
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        sampling: SamplingParameters = STANDARD_SAMPLING,
     ) -> Iterator[GeneratedSequence]:
-        """Generate one sequence; leaving the block drops it, whatever its stage."""
+        """Generate one sequence; leaving the block drops it, whatever its stage.
+
+        ``prompt`` holds at least one token; without ``max_tokens`` the answer may fill the context window.
+
+        :raises InvalidRequestError: the prompt is empty or fills the window.
+        """
         bridge = self._loaded_bridge()
-        row = Row(next(self._row_ids), prompt, max_tokens, sampling)
+        room = bridge.model.context_window - len(prompt)
+        if not prompt or room < 1:
+            raise InvalidRequestError(
+                f"A prompt has 1 to {bridge.model.context_window - 1} tokens, not {len(prompt)}."
+            )
+        row = Row(next(self._row_ids), prompt, min(max_tokens or room, room), sampling)
         send, receive = trio.open_memory_channel[RowEvent](math.inf)  # bounded by max_tokens
         bridge.insert_nowait(row, send.send_nowait)
         try:
-            yield GeneratedSequence(receive)
+            yield GeneratedSequence(receive, self.tokenizer.detokenizer())
         finally:
             bridge.remove_nowait(row.row_id)
             receive.close()

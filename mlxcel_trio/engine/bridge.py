@@ -164,7 +164,9 @@ class EngineBridge:
                 self._wake.notify()
             with self._stopping:
                 await trio.sleep(STOP_WARNING_SECONDS)
-                log.warning("engine_stop_waits", reason="A step of the model has not ended; it is waited for.")
+                log.warning(
+                    "engine_stop_waits", reason="A step of the model has not ended; it is waited for."
+                )
 
     async def _watch_for_hangs(self) -> None:
         while math.isfinite(self._decode_timeout):

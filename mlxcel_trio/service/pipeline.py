@@ -132,11 +132,11 @@ class ResponseRun:
             feed.publish(self._emitter.finish(ending, self._usage(), int(self._wall_clock())))
 
     async def _generate_until_closing(self, feed: _Feed) -> Ending:
-        closed = "The server is shutting down. Send the request again when it is back."
-        ending: Ending = Failed(ResponseError("server_error", closed))
+        closed = ResponseError("server_error", "The server is shutting down. Send the request again later.")
+        endings: list[Ending] = [Failed(closed)]
         with self._closing.scope():
-            ending = await self._generate(feed)
-        return ending
+            endings.append(await self._generate(feed))
+        return endings[-1]
 
     async def _generate(self, feed: _Feed) -> Ending:
         try:
@@ -153,21 +153,17 @@ class ResponseRun:
     async def _decode(self, feed: _Feed) -> Ending:
         await self._slots.granted(self._ticket)
         generation = self._generation
-        detokenizer = self._engine.tokenizer.detokenizer()
         ending: Ending = Completed()
         with self._engine.generate(
             generation.prompt.tokens, max_tokens=generation.max_tokens, sampling=generation.sampling
         ) as sequence:
             async for event in sequence:
                 if isinstance(event, Sampled):
-                    # The end token has no text.
-                    text = "" if event.finish_reason == "stop" else detokenizer.feed(event.token)
-                    self._take_token(text, feed)
+                    self._take_token(sequence.text_of(event), feed)
                     if self._parser.stopped:
                         return Completed()
                     if event.finish_reason == "length":
                         ending = LengthStop()
-        self._publish(self._parser.feed(detokenizer.finish()), feed)
         self._publish(self._parser.finish(), feed)
         return Completed() if self._parser.stopped else ending
 

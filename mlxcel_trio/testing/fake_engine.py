@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from mlxcel_trio.engine.api import Engine, EngineStatistics, GeneratedSequence
+from mlxcel_trio.engine.api import STANDARD_SAMPLING, Engine, EngineStatistics, GeneratedSequence
 from mlxcel_trio.engine.backend import FinishReason, LoadedModel, Prefilled, RowEvent, RowFailed, Sampled
 from mlxcel_trio.engine.tokenizer import RenderedPrompt
 from mlxcel_trio.errors import EngineUnavailableError
@@ -89,7 +89,7 @@ class FakeSequence:
     def __init__(
         self,
         prompt: Sequence[int],
-        max_tokens: int,
+        max_tokens: int | None,
         sampling: SamplingParameters,
         send: trio.MemorySendChannel[RowEvent],
         tokenizer: FakeTokenizer,
@@ -157,7 +157,11 @@ class FakeEngine(Engine):
 
     @contextmanager
     def generate(
-        self, prompt: Sequence[int], *, max_tokens: int, sampling: SamplingParameters
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        sampling: SamplingParameters = STANDARD_SAMPLING,
     ) -> Iterator[GeneratedSequence]:
         """See :meth:`Engine.generate`."""
         self.check_running()
@@ -167,7 +171,7 @@ class FakeEngine(Engine):
         self._new.append(sequence)
         self._arrival.unpark_all()
         try:
-            yield GeneratedSequence(receive)
+            yield GeneratedSequence(receive, self.fake_tokenizer.detokenizer())
         finally:
             sequence.dropped.set()
 
