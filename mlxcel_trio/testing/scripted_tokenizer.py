@@ -59,12 +59,16 @@ class ScriptedTokenizer(ChatTokenizer):
         return self._chunk_tokens[chunk]
 
     def last_user_text(self, prompt: Sequence[int]) -> str:
-        """What follows the last assistant turn of a rendered prompt: user text or tool results."""
+        """What follows the last assistant turn of a rendered prompt, up to the turn that it opens.
+
+        That is user text or tool results; without an assistant turn, system text comes before.
+        """
         starts = [index for index, token in enumerate(prompt) if token == self._turn_start]
+        opened = starts[-1] if starts else len(prompt)
         for start, end in reversed(list(pairwise(starts))):
             if self.decode(prompt[start + 1 : end]).startswith("assistant\n"):
-                return self.decode(prompt[end:])
-        return self.decode(prompt)
+                return self.decode(prompt[end:opened])
+        return self.decode(prompt[:opened])
 
     def render(
         self,

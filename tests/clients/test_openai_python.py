@@ -50,13 +50,11 @@ def async_client(served: Served, *, api_key: str = "not-needed", timeout: float 
     return AsyncOpenAI(base_url=f"{served.url}/v1", api_key=api_key, timeout=timeout, max_retries=0)
 
 
-async def in_thread(served: Served, use: Callable[[OpenAI], Result], *, timeout: float = 60) -> Result:
+async def in_thread(served: Served, use: Callable[[OpenAI], Result]) -> Result:
     """Call ``use`` with a sync client, in a thread of its own."""
 
     def call() -> Result:
-        with OpenAI(
-            base_url=f"{served.url}/v1", api_key="not-needed", timeout=timeout, max_retries=0
-        ) as client:
+        with OpenAI(base_url=f"{served.url}/v1", api_key="not-needed", max_retries=0) as client:
             return use(client)
 
     return await trio.to_thread.run_sync(call)
@@ -96,7 +94,7 @@ async def test_create_as_a_stream(client: AsyncOpenAI) -> None:
 async def test_stream(client: AsyncOpenAI) -> None:
     async with client.responses.stream(model="local", input="capital?") as stream:
         events = [event async for event in stream]
-        final = checked(await stream.get_final_response())
+        final = await stream.get_final_response()
     snapshots = [event.snapshot for event in events if event.type == "response.output_text.delta"]
     assert snapshots[-1] == final.output_text == "The capital of France is Paris."
     assert final.status == "completed"
@@ -116,6 +114,15 @@ async def test_the_same_from_threads(served: Served) -> None:
 
     for use in (create, create_as_a_stream, stream):
         assert await in_thread(served, use) == "The capital of France is Paris."
+
+
+async def test_a_first_request_as_a_newcomer_writes_it(served: Served) -> None:
+    def reply(client: OpenAI) -> str:
+        return client.responses.create(
+            model="scripted", input="Reply with: hello", max_output_tokens=64
+        ).output_text
+
+    assert await in_thread(served, reply) == "hello"
 
 
 async def test_threads_and_tasks_at_once() -> None:
@@ -265,7 +272,7 @@ async def test_a_failure_in_a_stream_is_its_last_event(client: AsyncOpenAI) -> N
     assert failed.response.output_text == "a"
 
 
-async def test_an_overload_is_retried_when_the_server_says(served: Served, client: AsyncOpenAI) -> None:
+async def test_an_overload_says_when_to_try_again(served: Served, client: AsyncOpenAI) -> None:
     async with served.open_stream(input="endless") as one, served.open_stream(input="endless") as two:
         for stream in (one, two):
             await stream.next("response.output_text.delta")
@@ -279,12 +286,16 @@ async def test_an_overload_is_retried_when_the_server_says(served: Served, clien
 
 
 async def test_a_timeout_frees_the_slot(served: Served) -> None:
-    for create in (
-        lambda client: client.responses.create(model="local", input="endless"),
-        lambda client: list(client.responses.create(model="local", input="silent", stream=True)),
-    ):
+    def wait_for_json(client: OpenAI) -> object:
+        return client.with_options(timeout=0.3).responses.create(model="local", input="endless")
+
+    def wait_for_events(client: OpenAI) -> object:
+        hasty = client.with_options(timeout=0.3)
+        return list(hasty.responses.create(model="local", input="silent", stream=True))
+
+    for wait in (wait_for_json, wait_for_events):
         with pytest.raises(openai.APITimeoutError):
-            await in_thread(served, create, timeout=0.3)
+            await in_thread(served, wait)
         await served.idle()
 
 

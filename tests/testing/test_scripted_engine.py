@@ -131,6 +131,18 @@ async def test_the_prompt_is_extended() -> None:
     assert len(extended.tokens) > len(engine.tokenizer.render(user("easy")).tokens)
 
 
+async def test_what_the_prompt_ends_with_is_nothing_that_was_said() -> None:
+    rows = (
+        ScriptRow(when="think", emit=("no",)),
+        ScriptRow(when="assistant", emit=("no",)),
+        ScriptRow(when="deep", prompt_ends_with="<think>\n", emit=("yes",)),
+    )
+    async with engine_for(*rows) as engine:
+        assert (await answer(engine, user("deep")))[0] == "yes"
+        dialogue = [*user("x"), ChatMessage("assistant", "think"), *user("deep")]
+        assert (await answer(engine, dialogue))[0] == "yes"
+
+
 async def test_raise_fails_that_sequence_alone() -> None:
     async with engine_for(
         ScriptRow(when="bad", emit=("a",), then="raise"), ScriptRow(emit=("ok",))

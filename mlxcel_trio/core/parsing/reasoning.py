@@ -8,7 +8,7 @@ a block that opens the output, and between a block and the answer. Markers thems
 from __future__ import annotations
 
 from mlxcel_trio.core.parsing.markers import find_first, held_length
-from mlxcel_trio.core.parsing.segments import ReasoningDelta, Segment, TextDelta
+from mlxcel_trio.core.parsing.pieces import Piece
 
 
 class ReasoningParser:
@@ -17,32 +17,34 @@ class ReasoningParser:
     def __init__(self, markers: tuple[str, str], *, opened: bool) -> None:
         self._markers = markers
         self._held = ""
+        self._start = 0  # where the held text stands in the output
         self.inside = opened
         self._begun = False  # some text of the current stretch has been passed on
         self._after_marker = opened
 
-    def feed(self, text: str) -> list[Segment]:
-        """Segments that no later text can change."""
-        text = self._held + text
-        segments: list[Segment] = []
-        while (found := find_first(text, self._markers)) is not None:
+    def feed(self, text: str) -> list[Piece]:
+        """Pieces that no later text can change."""
+        self._held += text
+        pieces: list[Piece] = []
+        while (found := find_first(self._held, self._markers)) is not None:
             at, marker = found
-            self._pass_on(self._without_layout(text[:at]), segments)
+            self._pass_on(self._without_layout(self._held[:at]), pieces)
+            self._drop(at + len(marker))
             self.inside = marker == self._markers[0]
             self._begun = False
             self._after_marker = True
-            text = text[at + len(marker) :]
-        certain = self._without_layout(text[: len(text) - held_length(text, self._markers)])
-        self._held = text[len(certain) :]
-        self._pass_on(certain, segments)
-        return segments
+        open_end = held_length(self._held, self._markers)
+        certain = self._without_layout(self._held[: len(self._held) - open_end])
+        self._pass_on(certain, pieces)
+        self._drop(len(certain))
+        return pieces
 
-    def finish(self) -> list[Segment]:
+    def finish(self) -> list[Piece]:
         """The rest; the output has ended."""
-        segments: list[Segment] = []
-        rest, self._held = self._held, ""
-        self._pass_on(rest.rstrip() if self.inside else rest, segments)
-        return segments
+        pieces: list[Piece] = []
+        self._pass_on(self._held.rstrip() if self.inside else self._held, pieces)
+        self._drop(len(self._held))
+        return pieces
 
     def _without_layout(self, text: str) -> str:
         # Whitespace that ends reasoning or begins an answer is layout if a marker follows.
@@ -50,10 +52,14 @@ class ReasoningParser:
             return text.rstrip()
         return text if self._begun or not text.isspace() else ""
 
-    def _pass_on(self, text: str, segments: list[Segment]) -> None:
-        if self._after_marker and not self._begun:
-            text = text.lstrip()
-        if not text:
+    def _pass_on(self, text: str, pieces: list[Piece]) -> None:
+        """Pass on ``text``, which the held text begins with."""
+        layout = len(text) - len(text.lstrip()) if self._after_marker and not self._begun else 0
+        if layout == len(text):
             return
         self._begun = True
-        segments.append(ReasoningDelta(text) if self.inside else TextDelta(text))
+        pieces.append(Piece(text[layout:], self._start + layout, self.inside))
+
+    def _drop(self, length: int) -> None:
+        self._held = self._held[length:]
+        self._start += length
