@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from mlxcel_trio.core.sampling import SamplingParameters
+from mlxcel_trio.core.sampling import LogitAdjustments, SamplingParameters
 from mlxcel_trio.protocol.items import InputItem
 from mlxcel_trio.protocol.requests import ConversationRef
 from mlxcel_trio.protocol.responses import ReasoningConfig
@@ -17,6 +17,7 @@ class CreatePlan(Struct, frozen=True, kw_only=True):
     """A validated create request. Nothing in it points into the request body.
 
     ``items`` is the request's own input: a string has become one user message, every item has its type.
+    ``logprobs`` asks for log probabilities, with ``top_logprobs`` alternatives each.
     ``max_output_tokens`` is as asked for; the engine's context caps it later. The fields from ``tools`` on
     are echoed in the response.
     """
@@ -25,6 +26,8 @@ class CreatePlan(Struct, frozen=True, kw_only=True):
     items: tuple[InputItem, ...]
     instructions: str | None
     sampling: SamplingParameters
+    adjustments: LogitAdjustments
+    logprobs: bool
     max_output_tokens: int | None
     stop: tuple[str, ...]
     template_kwargs: dict[str, Any]

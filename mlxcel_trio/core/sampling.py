@@ -27,3 +27,21 @@ class SamplingParameters(Struct, frozen=True):
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
+
+
+class LogitAdjustments(Struct, frozen=True):
+    """What is added to a sequence's logits before a token is drawn.
+
+    ``repetition_penalty`` above 0 divides positive and multiplies negative logits of every token that stands
+    in the prompt or the answer (Keskar et al. 2019, CTRL). ``presence_penalty`` is subtracted once,
+    ``frequency_penalty`` once per occurrence, for tokens of the answer, as in OpenAI's API. ``logit_bias``
+    has (token id, bias) pairs that are added.
+    """
+
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+NO_ADJUSTMENTS = LogitAdjustments()

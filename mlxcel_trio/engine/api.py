@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 from msgspec import Struct
 
-from mlxcel_trio.core.sampling import SamplingParameters
+from mlxcel_trio.core.sampling import NO_ADJUSTMENTS, LogitAdjustments, SamplingParameters
 from mlxcel_trio.engine.backend import Backend, LoadedModel, Prefilled, Row, RowEvent, RowFailed, Sampled
 from mlxcel_trio.engine.bridge import STILL_LOADING, EngineBridge, EngineState
 from mlxcel_trio.errors import EngineFailureError, EngineUnavailableError, InvalidRequestError
@@ -42,6 +42,10 @@ class Tokenizer(Protocol):
 
     def detokenizer(self) -> StreamingDetokenizer:
         """A fresh detokenizer for one sequence."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token's text."""
         ...
 
 
@@ -146,10 +150,13 @@ class Engine:
         *,
         max_tokens: int | None = None,
         sampling: SamplingParameters = STANDARD_SAMPLING,
+        adjustments: LogitAdjustments = NO_ADJUSTMENTS,
+        top_logprobs: int | None = None,
     ) -> Iterator[GeneratedSequence]:
         """Generate one sequence; leaving the block drops it, whatever its stage.
 
         ``prompt`` holds at least one token; without ``max_tokens`` the answer may fill the context window.
+        With ``top_logprobs`` each token comes with its log probability and that many alternatives.
 
         :raises InvalidRequestError: the prompt is empty or fills the window.
         """
@@ -159,7 +166,8 @@ class Engine:
             raise InvalidRequestError(
                 f"A prompt has 1 to {bridge.model.context_window - 1} tokens, not {len(prompt)}."
             )
-        row = Row(next(self._row_ids), prompt, min(max_tokens or room, room), sampling)
+        budget = min(max_tokens or room, room)
+        row = Row(next(self._row_ids), prompt, budget, sampling, adjustments, top_logprobs)
         send, receive = trio.open_memory_channel[RowEvent](math.inf)  # bounded by max_tokens
         bridge.insert_nowait(row, send.send_nowait)
         try:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from mlxcel_trio.core.sampling import SamplingParameters
+from mlxcel_trio.core.sampling import NO_ADJUSTMENTS, LogitAdjustments, SamplingParameters
 
 FinishReason = Literal["stop", "length"]
 
@@ -35,7 +35,8 @@ class LoadedModel(Struct, frozen=True):
 class Row(Struct, frozen=True):
     """A sequence to generate.
 
-    ``prompt`` holds token ids and is never empty; ``max_tokens`` is at least 1. ``cache`` is a backend
+    ``prompt`` holds token ids and is never empty; ``max_tokens`` is at least 1. ``top_logprobs`` asks for log
+    probabilities with that many alternatives, ``None`` for none at all. ``cache`` is a backend
     cache that already covers a prefix which ``prompt`` no longer contains. ``logits_processors`` run in
     order before sampling.
     """
@@ -44,6 +45,8 @@ class Row(Struct, frozen=True):
     prompt: Sequence[int]
     max_tokens: int
     sampling: SamplingParameters
+    adjustments: LogitAdjustments = NO_ADJUSTMENTS
+    top_logprobs: int | None = None
     cache: Any = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
 
@@ -56,6 +59,16 @@ class Prefilled(Struct, frozen=True, gc=False):
     total: int
 
 
+class Logprobs(Struct, frozen=True, gc=False):
+    """Natural logarithms of probabilities after adjustments and processors, before temperature.
+
+    ``sampled`` is the drawn token's; ``top`` has (token id, value) pairs, the likeliest first.
+    """
+
+    sampled: float
+    top: tuple[tuple[int, float], ...]
+
+
 class Sampled(Struct, frozen=True, gc=False):
     """A token was sampled. With a ``finish_reason`` it is the row's last event and the row is gone.
 
@@ -65,6 +78,7 @@ class Sampled(Struct, frozen=True, gc=False):
     row_id: int
     token: int
     finish_reason: FinishReason | None = None
+    logprobs: Logprobs | None = None
 
 
 class RowFailed(Struct, frozen=True):

@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, PromptProcessingBatch
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlxcel_trio.engine.backend import Logprobs
 from mlxcel_trio.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -32,6 +33,16 @@ class GeneratedToken(NamedTuple):
     uid: int
     token: int
     finish_reason: FinishReason | None
+    logprobs: mx.array
+
+    def with_alternatives(self, count: int) -> Logprobs:
+        """Its log probability and the ``count`` likeliest tokens."""
+        values = self.logprobs.astype(mx.float32)
+        likeliest = mx.argsort(-values)[:count]
+        tokens: Any = likeliest.tolist()
+        logprobs: Any = values[likeliest].tolist()
+        sampled: Any = values[self.token].item()
+        return Logprobs(sampled, tuple(zip(tokens, logprobs, strict=True)))
 
 
 class TokenGenerator:
@@ -119,7 +130,10 @@ class TokenGenerator:
     def next(self) -> list[GeneratedToken]:
         """One decode step for all sequences; those inserted since the last call give no token yet."""
         _, answers = self._generator.next()
-        return [GeneratedToken(answer.uid, answer.token, answer.finish_reason) for answer in answers]
+        return [
+            GeneratedToken(answer.uid, answer.token, answer.finish_reason, answer.logprobs)
+            for answer in answers
+        ]
 
     def close(self) -> None:
         """Give back what the generator holds of the device."""

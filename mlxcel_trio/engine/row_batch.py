@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mlxcel_trio.core.sampling import NO_ADJUSTMENTS
 from mlxcel_trio.engine.backend import Prefilled, Row, RowEvent, RowFailed, Sampled
 from mlxcel_trio.engine.chat_template import one_line
 from mlxcel_trio.engine.generator import Cache, TokenGenerator, copy_cache
+from mlxcel_trio.engine.penalties import Adjuster
 from mlxcel_trio.engine.prefill import Chunk, PrefillSchedule
 from mlxcel_trio.engine.sampler import SamplerPool
 
@@ -120,9 +122,18 @@ class RowBatch:
         while self._waiting and len(self._running) < self._parallel:
             row = self._waiting.pop(next(iter(self._waiting)))
             cache = self._generator.new_cache() if row.cache is None else copy_cache(row.cache)
-            guard = GuardedProcessors(row.logits_processors) if row.logits_processors else None
+            processors = self._processors(row)
+            guard = GuardedProcessors(processors) if processors else None
             self._running[row.row_id] = _Sequence(row, cache, guard)
             self._schedule.add(row.row_id, len(row.prompt))
+
+    def _processors(self, row: Row) -> tuple[LogitsProcessor, ...]:
+        if row.adjustments == NO_ADJUSTMENTS:
+            return row.logits_processors
+        adjuster = Adjuster(
+            row.adjustments, prompt_length=len(row.prompt), vocabulary_size=self._vocabulary_size
+        )
+        return (adjuster, *row.logits_processors)
 
     def _prefill(self, unit: list[Chunk]) -> list[RowEvent]:
         try:
@@ -130,9 +141,8 @@ class RowBatch:
         except Exception as error:
             if len(unit) > 1:  # one of them is to blame, and the others are as they were
                 return [event for chunk in unit for event in self._prefill([chunk])]
-            return [
-                self._fail(unit[0].row_id, f"prefill failed with {type(error).__name__}: {one_line(error)}")
-            ]
+            message = f"prefill failed with {type(error).__name__}: {one_line(error)}"
+            return [self._fail(unit[0].row_id, message)]
         return [self._advance(chunk) for chunk in unit]
 
     def _feed(self, unit: list[Chunk]) -> None:
@@ -140,7 +150,7 @@ class RowBatch:
         prompts: dict[int, list[int]] = {}
         for chunk in unit:
             sequence = self._running[chunk.row_id]
-            end = sequence.fed + chunk.tokens - chunk.last
+            end = sequence.fed + chunk.tokens - (1 if chunk.last else 0)
             if end > sequence.fed:
                 prompts[chunk.row_id] = list(sequence.row.prompt[sequence.fed : end])
         if not prompts:
@@ -187,10 +197,11 @@ class RowBatch:
             return []
         events: list[RowEvent] = []
         for sampled in self._generator.next():
-            row_id = self._generating[sampled.uid].row.row_id
-            events.append(Sampled(row_id, sampled.token, sampled.finish_reason))
+            row = self._generating[sampled.uid].row
+            logprobs = None if row.top_logprobs is None else sampled.with_alternatives(row.top_logprobs)
+            events.append(Sampled(row.row_id, sampled.token, sampled.finish_reason, logprobs))
             if sampled.finish_reason is not None:
-                del self._generating[sampled.uid], self._running[row_id]
+                del self._generating[sampled.uid], self._running[row.row_id]
         return events + self._drop_failed()
 
     def _drop_failed(self) -> list[RowEvent]:

@@ -170,11 +170,15 @@ class ChatTokenizer:
         """Token ids of ``text`` in which markers are markers, as in a rendered prompt."""
         return self._markup.encode(text, new_sentinel(text))
 
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token's text, which may be part of a character; empty for an unknown id."""
+        if self._token_bytes is not None:
+            return self._token_bytes[token]
+        return self._decode_whole([token]).encode()
+
     def token_text(self, token: int) -> str:
         """The text of one token, U+FFFD for partial characters; empty for an unknown id."""
-        if self._token_bytes is not None:
-            return self._token_bytes[token].decode("utf-8", "replace")
-        return self._decode_whole([token])
+        return self.token_bytes(token).decode("utf-8", "replace")
 
     def _decode_whole(self, tokens: Sequence[int]) -> str:
         return self._backend.decode(tokens, skip_special_tokens=False)

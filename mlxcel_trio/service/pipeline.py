@@ -13,9 +13,10 @@ import trio
 from msgspec import Struct
 
 from mlxcel_trio.core.emitter import Completed, Emitter, Ending, Failed, LengthStop
+from mlxcel_trio.core.logprobs import token_logprob
 from mlxcel_trio.core.parsing.output import OutputParser
 from mlxcel_trio.core.parsing.segments import ReasoningDelta
-from mlxcel_trio.core.sampling import SamplingParameters
+from mlxcel_trio.core.sampling import LogitAdjustments, SamplingParameters
 from mlxcel_trio.engine.backend import Sampled
 from mlxcel_trio.engine.tokenizer import RenderedPrompt
 from mlxcel_trio.errors import EngineFailureError, EngineUnavailableError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from mlxcel_trio.core.admission import Ticket
     from mlxcel_trio.core.parsing.segments import Segment
     from mlxcel_trio.engine.api import Engine
+    from mlxcel_trio.protocol.responses import TokenLogprob
     from mlxcel_trio.service.admission import Slots
     from mlxcel_trio.service.closing import ClosingTime
 
@@ -41,6 +43,8 @@ class Generation(Struct, frozen=True):
     prompt: RenderedPrompt
     max_tokens: int
     sampling: SamplingParameters
+    adjustments: LogitAdjustments
+    top_logprobs: int | None
     stops: tuple[str, ...]
 
 
@@ -155,11 +159,15 @@ class ResponseRun:
         generation = self._generation
         ending: Ending = Completed()
         with self._engine.generate(
-            generation.prompt.tokens, max_tokens=generation.max_tokens, sampling=generation.sampling
+            generation.prompt.tokens,
+            max_tokens=generation.max_tokens,
+            sampling=generation.sampling,
+            adjustments=generation.adjustments,
+            top_logprobs=generation.top_logprobs,
         ) as sequence:
             async for event in sequence:
                 if isinstance(event, Sampled):
-                    self._take_token(sequence.text_of(event), feed)
+                    self._take_token(sequence.text_of(event), self._logprob(event), feed)
                     if self._parser.stopped:
                         return Completed()
                     if event.finish_reason == "length":
@@ -167,10 +175,20 @@ class ResponseRun:
         self._publish(self._parser.finish(), feed)
         return Completed() if self._parser.stopped else ending
 
-    def _take_token(self, text: str, feed: _Feed) -> None:
+    def _logprob(self, event: Sampled) -> TokenLogprob | None:
+        if event.logprobs is None:
+            return None
+        spell = self._engine.tokenizer.token_bytes
+        return token_logprob(
+            spell(event.token),
+            event.logprobs.sampled,
+            [(spell(token), value) for token, value in event.logprobs.top],
+        )
+
+    def _take_token(self, text: str, logprob: TokenLogprob | None, feed: _Feed) -> None:
         parser = self._parser
         reasoning = parser.in_reasoning
-        segments = parser.feed(text)
+        segments = parser.feed(text, logprob)
         self._output_tokens += 1
         # The tokens of the markers count as reasoning too.
         reasoning = reasoning or parser.in_reasoning or any(isinstance(s, ReasoningDelta) for s in segments)

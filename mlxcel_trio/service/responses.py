@@ -88,10 +88,8 @@ class Responses:
         :raises ServerOverloadedError: the queue is full.
         """
         plan = validate_create(request, self._validation)
-        prompt = await self._render(plan)
-        room = self._engine.model.context_window - len(prompt.tokens)
-        if room < 1:
-            raise _prompt_too_long(len(prompt.tokens), self._engine.model.context_window)
+        self._check_logit_bias(plan)
+        generation = self._generation(plan, await self._render(plan))
         self._engine.check_running()
         response = open_response(plan, response_id=self._new_id("resp"), created_at=int(self._wall_clock()))
         return ResponseRun(
@@ -99,9 +97,7 @@ class Responses:
             slots=self._slots,
             closing=self._closing,
             ticket=self._slots.admit(),
-            generation=Generation(
-                prompt, min(plan.max_output_tokens or room, room), plan.sampling, plan.stop
-            ),
+            generation=generation,
             emitter=Emitter(response, self._new_id),
             stream=plan.stream,
             wall_clock=self._wall_clock,
@@ -137,6 +133,29 @@ class Responses:
             rows=engine.rows,
             steps=engine.steps,
             sampled_tokens=engine.sampled_tokens,
+        )
+
+    def _check_logit_bias(self, plan: CreatePlan) -> None:
+        size = self._engine.model.vocabulary_size
+        unknown = [token for token, _ in plan.adjustments.logit_bias if token >= size]
+        if unknown:
+            raise InvalidRequestError(
+                f"Token {unknown[0]} is not one of the model's {size}. Use ids from 0 to {size - 1}.",
+                param="logit_bias",
+            )
+
+    def _generation(self, plan: CreatePlan, prompt: RenderedPrompt) -> Generation:
+        window = self._engine.model.context_window
+        room = window - len(prompt.tokens)
+        if room < 1:
+            raise _prompt_too_long(len(prompt.tokens), window)
+        return Generation(
+            prompt=prompt,
+            max_tokens=min(plan.max_output_tokens or room, room),
+            sampling=plan.sampling,
+            adjustments=plan.adjustments,
+            top_logprobs=plan.top_logprobs if plan.logprobs else None,
+            stops=plan.stop,
         )
 
     async def _render(self, plan: CreatePlan) -> RenderedPrompt:

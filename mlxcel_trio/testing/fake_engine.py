@@ -18,8 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from mlxcel_trio.core.sampling import NO_ADJUSTMENTS
 from mlxcel_trio.engine.api import STANDARD_SAMPLING, Engine, EngineStatistics, GeneratedSequence
-from mlxcel_trio.engine.backend import FinishReason, LoadedModel, Prefilled, RowEvent, RowFailed, Sampled
+from mlxcel_trio.engine.backend import (
+    FinishReason,
+    LoadedModel,
+    Logprobs,
+    Prefilled,
+    Row,
+    RowEvent,
+    RowFailed,
+    Sampled,
+)
 from mlxcel_trio.engine.tokenizer import RenderedPrompt
 from mlxcel_trio.errors import EngineUnavailableError
 
@@ -27,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from mlxcel_trio.core.messages import ChatMessage
-    from mlxcel_trio.core.sampling import SamplingParameters
+    from mlxcel_trio.core.sampling import LogitAdjustments, SamplingParameters
     from mlxcel_trio.engine.bridge import EngineState
 
 END_TOKEN = 0
@@ -63,6 +73,10 @@ class FakeTokenizer:
         tokens = [self.token(text) for text in (*map(repr, (*tools, *variables)), *texts)]
         return RenderedPrompt(tuple(tokens), opens_reasoning=False)
 
+    def token_bytes(self, token: int) -> bytes:
+        """The token's text in UTF-8."""
+        return self._texts[token].encode()
+
     def detokenizer(self) -> FakeDetokenizer:
         """See :class:`FakeDetokenizer`."""
         return FakeDetokenizer(self._texts)
@@ -86,17 +100,9 @@ class FakeDetokenizer:
 class FakeSequence:
     """A sequence that the code under test generates; the test plays the engine's part."""
 
-    def __init__(
-        self,
-        prompt: Sequence[int],
-        max_tokens: int | None,
-        sampling: SamplingParameters,
-        send: trio.MemorySendChannel[RowEvent],
-        tokenizer: FakeTokenizer,
-    ) -> None:
-        self.prompt = prompt
-        self.max_tokens = max_tokens
-        self.sampling = sampling
+    def __init__(self, row: Row, send: trio.MemorySendChannel[RowEvent], tokenizer: FakeTokenizer) -> None:
+        self.row = row
+        """What was asked for."""
         self.dropped = trio.Event()
         """Set once the code under test has left its ``generate`` block."""
         self._send = send
@@ -104,14 +110,26 @@ class FakeSequence:
 
     def prefill(self, done: int | None = None) -> None:
         """Report prefill progress; all of it by default."""
-        total = len(self.prompt)
+        total = len(self.row.prompt)
         self._send.send_nowait(Prefilled(0, total if done is None else done, total))
 
     def say(self, *chunks: str, finish: FinishReason | None = None) -> None:
-        """Sample one token per chunk; the last one ends the sequence if ``finish`` says so."""
+        """Sample one token per chunk; the last one ends the sequence if ``finish`` says so.
+
+        If log probabilities were asked for, that of a token and of every alternative is minus its number.
+        """
         for index, chunk in enumerate(chunks):
+            token = self._tokenizer.token(chunk)
             last = index == len(chunks) - 1
-            self._send.send_nowait(Sampled(0, self._tokenizer.token(chunk), finish if last else None))
+            self._send.send_nowait(Sampled(0, token, finish if last else None, self._logprobs(token)))
+
+    def _logprobs(self, token: int) -> Logprobs | None:
+        count = self.row.top_logprobs
+        return (
+            None
+            if count is None
+            else Logprobs(-token, tuple((token, -token) for token in range(1, count + 1)))
+        )
 
     def stop(self) -> None:
         """Sample the end token."""
@@ -162,11 +180,14 @@ class FakeEngine(Engine):
         *,
         max_tokens: int | None = None,
         sampling: SamplingParameters = STANDARD_SAMPLING,
+        adjustments: LogitAdjustments = NO_ADJUSTMENTS,
+        top_logprobs: int | None = None,
     ) -> Iterator[GeneratedSequence]:
         """See :meth:`Engine.generate`."""
         self.check_running()
         send, receive = trio.open_memory_channel[RowEvent](math.inf)
-        sequence = FakeSequence(prompt, max_tokens, sampling, send, self.fake_tokenizer)
+        row = Row(len(self.sequences), prompt, max_tokens or 1, sampling, adjustments, top_logprobs)
+        sequence = FakeSequence(row, send, self.fake_tokenizer)
         self.sequences.append(sequence)
         self._new.append(sequence)
         self._arrival.unpark_all()

@@ -136,8 +136,8 @@ async def test_the_alias_without_a_version() -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"presence_penalty": 1}, "presence_penalty"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"presence_penalty": 3}, "presence_penalty"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])

@@ -8,7 +8,7 @@ from msgspec import UNSET, Raw
 from msgspec.structs import asdict, replace
 
 from mlxcel_trio.core.plan import CreatePlan
-from mlxcel_trio.core.sampling import SamplingParameters
+from mlxcel_trio.core.sampling import LogitAdjustments, SamplingParameters
 from mlxcel_trio.core.skeleton import open_response
 from mlxcel_trio.protocol.codec import encode
 from mlxcel_trio.protocol.requests import ConversationRef
@@ -22,6 +22,8 @@ from mlxcel_trio.protocol.tools import (
 )
 
 FULL = CreatePlan(
+    adjustments=LogitAdjustments(presence_penalty=0.5),
+    logprobs=True,
     model="tiny",
     items=(),
     instructions="Be brief.",

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from support.backend_runs import GREEDY, BackendRun, Outcome, generate, generate_apart
-from support.tiny_models import LLAMA, QWEN3, VOCABULARY_SIZE, write_model
+from support.tiny_models import ARCHITECTURES, LLAMA, VOCABULARY_SIZE, write_model
 
 from mlxcel_trio.core.sampling import SamplingParameters
 from mlxcel_trio.engine.backend import LogitsProcessor, Prefilled, Row, Sampled
@@ -31,9 +31,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return loaded(tmp_path_factory.mktemp("llama"), LLAMA)
 
 
-@pytest.fixture(scope="module", params=[LLAMA, QWEN3], ids=["llama", "qwen3"])
+@pytest.fixture(scope="module", params=ARCHITECTURES)
 def any_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return loaded(tmp_path_factory.mktemp("any"), request.param)
+    return loaded(tmp_path_factory.mktemp("any"), ARCHITECTURES[request.param])
 
 
 def rows_of(model: Any, *, parallel: int = 8, end_tokens: Sequence[int] = ()) -> RowBatch:
@@ -97,11 +97,12 @@ def test_a_cache_takes_the_place_of_the_prompt_before_it_and_is_not_changed(any_
     batch = rows_of(any_model)
     generator = batch._generator
     (cache,) = generator.feed([whole[:20]], [generator.new_cache()])
+    sizes = [layer.nbytes for layer in cache]
     for rest in (whole[20:], whole[20:]):
         (outcome,) = generate(batch, Row(0, rest, 10, GREEDY, cache=cache))
         assert outcome.tokens == expected.tokens
         assert outcome.progress[-1] == (40, 40)
-        assert [layer.size() for layer in cache] == [20] * len(cache)
+        assert [layer.nbytes for layer in cache] == sizes
     together = generate(batch, Row(0, whole, 10, GREEDY), Row(1, whole[20:], 10, GREEDY, cache=cache))
     assert [outcome.tokens for outcome in together] == [expected.tokens] * 2
 

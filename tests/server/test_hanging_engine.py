@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import trio
 from support.processes import line_of, running
-from support.served import LIMIT_SECONDS, ServerClient, body_of, http_client
+from support.served import LIMIT_SECONDS, ServerClient, body_of, http_client, text_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -62,6 +62,9 @@ async def test_a_hanging_engine(tmp_path: Path) -> None:
         assert [event["type"] for event in stream.received].count("response.output_text.delta") == 2
 
         process.send_signal(signal.SIGTERM)
+        # The grace period ends before the process, which lets go of its clients in form.
+        response = await stream.rest()
+        assert (response["status"], text_of(response)) == ("failed", "ab")
         logged = await trio.to_thread.run_sync(lambda: process.communicate()[1])
         assert process.returncode == 1
         assert "engine_hangs" in logged.splitlines()[-1]

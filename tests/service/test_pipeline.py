@@ -12,7 +12,7 @@ from support.wire import check_stream
 
 from mlxcel_trio.core.admission import Admission
 from mlxcel_trio.core.emitter import Emitter
-from mlxcel_trio.core.sampling import SamplingParameters
+from mlxcel_trio.core.sampling import NO_ADJUSTMENTS, SamplingParameters
 from mlxcel_trio.engine.tokenizer import RenderedPrompt
 from mlxcel_trio.errors import EngineFailureError
 from mlxcel_trio.protocol.codec import encode
@@ -34,7 +34,14 @@ class Bench:
         self.closing = ClosingTime()
         self._numbers = itertools.count()
 
-    def run(self, *, stops: tuple[str, ...] = (), opened: bool = False, max_tokens: int = 50) -> ResponseRun:
+    def run(
+        self,
+        *,
+        stops: tuple[str, ...] = (),
+        opened: bool = False,
+        max_tokens: int = 50,
+        top_logprobs: int | None = None,
+    ) -> ResponseRun:
         response = Response(
             id=f"resp_{next(self._numbers)}",
             created_at=1,
@@ -51,7 +58,9 @@ class Bench:
             slots=self.slots,
             closing=self.closing,
             ticket=self.slots.admit(),
-            generation=Generation(prompt, max_tokens, SamplingParameters(), stops),
+            generation=Generation(
+                prompt, max_tokens, SamplingParameters(), NO_ADJUSTMENTS, top_logprobs, stops
+            ),
             emitter=Emitter(response, lambda prefix: f"{prefix}_{next(self._numbers)}"),
             stream=True,
             wall_clock=lambda: 7.9,
@@ -139,6 +148,19 @@ async def test_reasoning_that_the_prompt_opens(autojump_clock: trio.testing.Mock
     bench = Bench()
     response = await generate(bench, bench.run(opened=True), "hm", "</think>\n\n", "4")
     assert texts(response) == [("reasoning", "completed", "hm"), ("message", "completed", "4")]
+
+
+async def test_logprobs_go_with_the_text(autojump_clock: trio.testing.MockClock) -> None:
+    bench = Bench()
+    run = bench.run(top_logprobs=2)
+    response = await generate(bench, run, "<think>", "hm", "</think>", "Hel", "lo")
+    output = response["output"]
+    assert isinstance(output, list)
+    logprobs = output[-1]["content"][0]["logprobs"]
+    assert [entry["token"] for entry in logprobs] == ["Hel", "lo"]
+    assert logprobs[0]["logprob"] == -4
+    assert logprobs[0]["bytes"] == list(b"Hel")
+    assert [entry["token"] for entry in logprobs[0]["top_logprobs"]] == ["<think>", "hm"]
 
 
 async def test_a_length_stop(autojump_clock: trio.testing.MockClock) -> None:

@@ -35,6 +35,48 @@ _COMMON = {
 LLAMA = {**_COMMON, "model_type": "llama", "tie_word_embeddings": False}
 QWEN3 = {**_COMMON, "model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True}
 
+QWEN3_MOE = {
+    **QWEN3,
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
+# Sliding windows, whose caches forget.
+GEMMA3 = {
+    **_COMMON,
+    "model_type": "gemma3_text",
+    "head_dim": 16,
+    "sliding_window": 24,
+    "sliding_window_pattern": 2,
+    "query_pre_attn_scalar": 16,
+}
+# Linear attention, whose caches are not made of tokens.
+QWEN3_5 = {
+    "model_type": "qwen3_5",
+    "text_config": {
+        **_COMMON,
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "tie_word_embeddings": True,
+    },
+}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "qwen3": QWEN3,
+    "qwen3_moe": QWEN3_MOE,
+    "gemma3": GEMMA3,
+    "qwen3_5": QWEN3_5,
+}
+
 
 def write_model(directory: Path, config: dict[str, Any], *, dtype: str = "float32", bits: int = 0) -> Path:
     """Make ``directory`` a model of ``config``, always with the same weights."""

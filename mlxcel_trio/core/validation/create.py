@@ -11,10 +11,12 @@ from mlxcel_trio.core.plan import CreatePlan
 from mlxcel_trio.core.sampling import SamplingDefaults
 from mlxcel_trio.core.validation.fields import (
     check_fields,
+    read_adjustments,
     read_reasoning,
     read_sampling,
     read_stop,
     read_template_kwargs,
+    wants_logprobs,
 )
 from mlxcel_trio.core.validation.items import check_not_empty, read_input
 from mlxcel_trio.core.validation.not_yet import refuse_unbuilt
@@ -59,6 +61,8 @@ def validate_create(request: CreateResponse, context: ValidationContext) -> Crea
         items=read_input(request.input),
         instructions=request.instructions,
         sampling=read_sampling(request, context.sampling),
+        adjustments=read_adjustments(request),
+        logprobs=wants_logprobs(request),
         max_output_tokens=request.max_output_tokens,
         stop=read_stop(request.stop),
         template_kwargs=read_template_kwargs(request),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from mlxcel_trio.core.sampling import SamplingDefaults, SamplingParameters
+from mlxcel_trio.core.sampling import LogitAdjustments, SamplingDefaults, SamplingParameters
 from mlxcel_trio.core.validation.free_form import decode_object, is_null
 from mlxcel_trio.core.validation.refusals import check_choice, invalid, shown
 from mlxcel_trio.protocol.responses import ReasoningConfig
@@ -21,6 +21,7 @@ MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY_LENGTH = 64
 MAX_METADATA_VALUE_LENGTH = 512
 MAX_STOP_STRINGS = 4
+LOGPROBS_INCLUDE = "message.output_text.logprobs"
 
 # Effort has the values of the OpenAI SDK. It is echoed and steers nothing.
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -87,6 +88,22 @@ def read_sampling(request: CreateResponse, defaults: SamplingDefaults) -> Sampli
         min_p=defaults.min_p if request.min_p is None else request.min_p,
         seed=request.seed,
     )
+
+
+def read_adjustments(request: CreateResponse) -> LogitAdjustments:
+    """Penalties and biases, neutral where the request is silent."""
+    biases = ((int(token), bias) for token, bias in (request.logit_bias or {}).items())
+    return LogitAdjustments(
+        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        logit_bias=tuple(sorted(biases)),
+    )
+
+
+def wants_logprobs(request: CreateResponse) -> bool:
+    """Whether log probabilities are asked for, by ``include`` or by a number of alternatives."""
+    return bool(request.top_logprobs) or LOGPROBS_INCLUDE in (request.include or ())
 
 
 def read_stop(stop: str | list[str] | None) -> tuple[str, ...]:

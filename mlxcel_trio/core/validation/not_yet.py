@@ -52,10 +52,4 @@ _NOT_YET: tuple[_Finder, ...] = (
     _field("context_management", lambda request, _: request.context_management),
     _item("item_reference"),
     _item("compaction"),
-    _field("top_logprobs", lambda _, plan: plan.top_logprobs),
-    _field("include", lambda request, _: "message.output_text.logprobs" in (request.include or ())),
-    _field("presence_penalty", lambda _, plan: plan.presence_penalty),
-    _field("frequency_penalty", lambda _, plan: plan.frequency_penalty),
-    _field("repetition_penalty", lambda request, _: request.repetition_penalty not in (None, 1)),
-    _field("logit_bias", lambda request, _: request.logit_bias),
 )

@@ -55,10 +55,6 @@ def not_built(body: Body) -> Iterator[str]:
         for index, item in enumerate(body["input"]):
             if item.get("type") == "item_reference":
                 yield f"input[{index}].type"
-    if body.get("top_logprobs"):
-        yield "top_logprobs"
-    if "message.output_text.logprobs" in (body.get("include") or ()):
-        yield "include"
 
 
 def attempt(body: Body, context: ValidationContext) -> CreatePlan | InvalidRequestError:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from mlxcel_trio.core.plan import CreatePlan
-from mlxcel_trio.core.sampling import SamplingParameters
+from mlxcel_trio.core.sampling import NO_ADJUSTMENTS, LogitAdjustments, SamplingParameters
 from mlxcel_trio.core.validation import ValidationContext, validate_create
 from mlxcel_trio.core.validation.fields import check_fields
 from mlxcel_trio.errors import InvalidRequestError
@@ -271,3 +271,39 @@ def test_template_variables_that_cannot_be_read(body: bytes, context: Validation
     with pytest.raises(InvalidRequestError) as caught:
         validate_create(request, context)
     assert caught.value.param == "chat_template_kwargs"
+
+
+def test_penalties_and_biases_reach_the_plan(validate: Validate) -> None:
+    plan = validate(
+        repetition_penalty=1.1,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={"7": -100, "03": 1.5},
+    )
+    assert plan.adjustments == LogitAdjustments(1.1, 0.5, -0.5, ((3, 1.5), (7, -100.0)))
+    assert (plan.presence_penalty, plan.frequency_penalty) == (0.5, -0.5)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1, "logit_bias": {}},
+        {"presence_penalty": None, "repetition_penalty": None, "logit_bias": None},
+    ],
+)
+def test_neutral_penalties_adjust_nothing(fields: dict[str, Any], validate: Validate) -> None:
+    assert validate(**fields).adjustments == NO_ADJUSTMENTS
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({}, False),
+        ({"top_logprobs": 0, "include": ["reasoning.encrypted_content"]}, False),
+        ({"top_logprobs": 1}, True),
+        ({"include": ["message.output_text.logprobs"]}, True),
+    ],
+)
+def test_what_turns_logprobs_on(fields: dict[str, Any], wanted: bool, validate: Validate) -> None:
+    assert validate(**fields).logprobs is wanted

@@ -166,12 +166,6 @@ NOT_BUILT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"input": [{"type": "compaction", "encrypted_content": "e30"}]},
         {"input": [{"type": "compaction"}]},
     ),
-    ("top_logprobs", {"top_logprobs": 1}, {"top_logprobs": 21}),
-    ("include", {"include": ["x", "message.output_text.logprobs"]}, {"include": 1}),
-    ("presence_penalty", {"presence_penalty": 0.1}, {"presence_penalty": 3}),
-    ("frequency_penalty", {"frequency_penalty": -0.1}, {"frequency_penalty": -3}),
-    ("repetition_penalty", {"repetition_penalty": 1.1}, {"repetition_penalty": 0}),
-    ("logit_bias", {"logit_bias": {"1": 0}}, {"logit_bias": {"a": 0}}),
 ]
 
 
