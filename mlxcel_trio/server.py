@@ -25,7 +25,7 @@ from mlxcel_trio.core.ids import IdFactory
 from mlxcel_trio.core.sampling import SamplingDefaults
 from mlxcel_trio.engine.mlx_engine import mlx_engine
 from mlxcel_trio.engine.models import ModelSource, cache_directory, resolve_model, sampling_defaults
-from mlxcel_trio.errors import EngineFailureError
+from mlxcel_trio.errors import ConfigurationError, EngineFailureError
 from mlxcel_trio.http.app import create_app
 from mlxcel_trio.http.worker import WorkerLimits, serve_http
 from mlxcel_trio.log import get_logger
@@ -34,6 +34,8 @@ from mlxcel_trio.service.responses import Responses, ServedModel
 from mlxcel_trio.settings import read_api_key_file
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mlxcel_trio.engine.api import Engine
     from mlxcel_trio.engine.backend import LoadedModel
     from mlxcel_trio.settings import Settings
@@ -74,9 +76,12 @@ async def serve(
         context_window=settings.ctx_size,
         prefill_chunk_size=settings.prefill_chunk_size,
         dtype=settings.dtype,
+        chat_template=_chat_template(settings.chat_template_file),
+        decode_timeout=settings.decode_timeout,
     )
     named = Model(model.aliases, sampling_defaults(model.directory))
-    await serve_engine(settings, engine, named, shutdown=shutdown or trio.Event(), task_status=task_status)
+    shutdown = trio.Event() if shutdown is None else shutdown
+    await serve_engine(settings, engine, named, shutdown=shutdown, task_status=task_status)
 
 
 async def serve_engine(
@@ -146,6 +151,16 @@ async def _run_engine(engine: Engine, *, task_status: trio.TaskStatus[LoadedMode
     except EngineFailureError as error:
         # The API goes on to answer, with 503 for new work.
         log.error("engine_stopped", reason=str(error), exc_info=error.__cause__)
+
+
+def _chat_template(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigurationError(f"--chat-template-file '{path}' cannot be read: {reason}.") from None
 
 
 def _responses(settings: Settings, engine: Engine, model: Model) -> Responses:

@@ -123,6 +123,30 @@ class Settings(Struct, frozen=True, kw_only=True):
             when_unset="the model's generation_config.json, else 0",
         ),
     ] = None
+    seed: Annotated[
+        int | None,
+        Option(
+            whole_number(-(2**63), 2**63 - 1),
+            "Default sampling seed; the same request then has the same answer.",
+            when_unset="every request draws anew",
+        ),
+    ] = None
+    chat_template_file: Annotated[
+        Path | None,
+        Option(
+            file_path(),
+            "File with a Jinja chat template to use in place of the model's own.",
+            when_unset="the model's own",
+        ),
+    ] = None
+    decode_timeout: Annotated[
+        float,
+        Option(
+            number(0, above=True),
+            "Time after which a step of the model counts as hanging and its responses as failed.",
+            unit="seconds",
+        ),
+    ] = 120.0
     sse_ping_interval: Annotated[
         float,
         Option(

@@ -69,6 +69,23 @@ CASES = {
     "top_p": Case("--top-p", "MLXCEL_TOP_P", None, ("0.5", 0.5), ("1", 1.0), (*NOT_FINITE, "0", "1.1")),
     "top_k": Case("--top-k", "MLXCEL_TOP_K", None, ("0", 0), ("40", 40), (*NOT_WHOLE, "-1")),
     "min_p": Case("--min-p", "MLXCEL_MIN_P", None, ("0", 0.0), ("1", 1.0), (*NOT_FINITE, "-0.1", "1.1")),
+    "seed": Case("--seed", "MLXCEL_SEED", None, ("7", 7), ("-7", -7), (*NOT_WHOLE, str(2**63))),
+    "chat_template_file": Case(
+        "--chat-template-file",
+        "MLXCEL_CHAT_TEMPLATE_FILE",
+        None,
+        ("/t", Path("/t")),
+        ("t.jinja", Path("t.jinja")),
+        ("",),
+    ),
+    "decode_timeout": Case(
+        "--decode-timeout",
+        "MLXCEL_DECODE_TIMEOUT",
+        120.0,
+        ("0.1", 0.1),
+        ("60", 60.0),
+        (*NOT_FINITE, "0", "-1"),
+    ),
     "sse_ping_interval": Case(
         "--sse-ping-interval",
         "MLXCEL_SSE_PING_INTERVAL",

@@ -12,6 +12,7 @@ class SamplingDefaults(Struct, frozen=True):
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    seed: int | None = None
 
 
 class SamplingParameters(Struct, frozen=True):

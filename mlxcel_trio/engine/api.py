@@ -119,7 +119,9 @@ class Engine:
     :meth:`generate` does so again once the engine has stopped.
     """
 
-    def __init__(self, load: EngineLoader) -> None:
+    def __init__(self, load: EngineLoader, *, decode_timeout: float = math.inf) -> None:
+        """``decode_timeout``: seconds after which an engine step that has not ended counts as hanging."""
+        self._decode_timeout = decode_timeout
         self._load = load
         self._tokenizer: Tokenizer | None = None
         self._bridge: EngineBridge | None = None
@@ -128,7 +130,7 @@ class Engine:
     async def run(self, *, task_status: trio.TaskStatus[LoadedModel] = trio.TASK_STATUS_IGNORED) -> None:
         """Load the model and generate until cancelled; see :meth:`EngineBridge.run`."""
         self._tokenizer, backend = await trio.to_thread.run_sync(self._load)
-        self._bridge = EngineBridge(backend)
+        self._bridge = EngineBridge(backend, decode_timeout=self._decode_timeout)
         await self._bridge.run(task_status=task_status)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -31,15 +32,19 @@ def mlx_engine(
     prefill_chunk_size: int | None = None,
     context_window: int | None = None,
     dtype: Dtype = "auto",
+    chat_template: str | None = None,
+    decode_timeout: float = math.inf,
 ) -> Engine:
     """An engine that is ready to :meth:`~Engine.run` the mlx-lm model in ``directory``.
 
     ``parallel`` rows are generated at once, prompts are processed ``prefill_chunk_size`` tokens at a time,
     ``context_window`` tokens hold prompt and answer; ``None`` leaves a choice to the model and the device.
+    ``chat_template`` is Jinja source that replaces the model's own. A step that takes longer than
+    ``decode_timeout`` seconds counts as hanging.
     """
 
     def load() -> tuple[ChatTokenizer, MlxBackend]:
-        tokenizer = ChatTokenizer.load(directory)
+        tokenizer = ChatTokenizer.load(directory, chat_template=chat_template)
         backend = MlxBackend(
             directory,
             parallel=parallel,
@@ -50,7 +55,7 @@ def mlx_engine(
         )
         return tokenizer, backend
 
-    return Engine(load)
+    return Engine(load, decode_timeout=decode_timeout)
 
 
 @asynccontextmanager

@@ -39,7 +39,11 @@ def _serve() -> None:
         )
     )
     configure_logging(settings.log_level, settings.log_format, sys.stderr)
-    engine = scripted_engine(Script.load(settings.script), context_window=settings.ctx_size)
+    engine = scripted_engine(
+        Script.load(settings.script),
+        context_window=settings.ctx_size,
+        decode_timeout=settings.decode_timeout,
+    )
     serve = partial(serve_engine, settings, engine, Model(("scripted",)))
     run_server(serve, graceful_timeout=settings.graceful_timeout)
 

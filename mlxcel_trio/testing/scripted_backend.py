@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -20,7 +21,9 @@ LONGEST_STEP_SECONDS = 0.005
 DEFAULT_CONTEXT_WINDOW = 8192
 
 
-def scripted_engine(script: Script, *, context_window: int | None = None) -> Engine:
+def scripted_engine(
+    script: Script, *, context_window: int | None = None, decode_timeout: float = math.inf
+) -> Engine:
     """An engine that answers from ``script``; the window is 8192 tokens unless said otherwise."""
 
     def load() -> tuple[ScriptedTokenizer, ScriptedBackend]:
@@ -28,7 +31,7 @@ def scripted_engine(script: Script, *, context_window: int | None = None) -> Eng
         window = context_window or DEFAULT_CONTEXT_WINDOW
         return tokenizer, ScriptedBackend(script, tokenizer, context_window=window)
 
-    return Engine(load)
+    return Engine(load, decode_timeout=decode_timeout)
 
 
 class ScriptedBackend:

@@ -33,7 +33,10 @@ def example(marker: str) -> str:
 
 @pytest.mark.parametrize(
     ("marker", "output"),
-    [("embed", "The capital of France is Paris."), ("embed-server", r".* model_loaded .*\nhttp://127\.0\.0\.1:\d+\n")],
+    [
+        ("embed", "The capital of France is Paris."),
+        ("embed-server", r".* model_loaded .*\nhttp://127\.0\.0\.1:\d+\n"),
+    ],
 )
 def test_the_readmes_examples(tmp_path: Path, marker: str, output: str) -> None:
     script = tmp_path / "example.py"

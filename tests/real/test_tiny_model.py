@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 from real.determinism import at_once, check_seed_reproduces, check_streamed_is_not_streamed, one_by_one
 from support.served import reasoning_of, text_of
 from support.served_model import Trace, serving_model, tiny_traces
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PLAIN = {trace.name: trace for trace in tiny_traces() if not trace.tools}
 
@@ -121,3 +125,53 @@ async def test_json_comes_out_whole() -> None:
     async with serving_model() as served:
         response = await served.create(**PLAIN["json"].body)
     assert json.loads(text_of(response)) == json.loads(PLAIN["json"].answer)
+
+
+async def test_logprobs_join_to_the_text_and_lead_with_the_drawn_token() -> None:
+    trace = PLAIN["thinking"]
+    async with serving_model() as served:
+        response = await served.create(**trace.body, top_logprobs=3)
+        streamed = (await served.stream(**trace.body, include=["message.output_text.logprobs"]))[-1][
+            "response"
+        ]
+    (part,) = response["output"][-1]["content"]
+    assert b"".join(bytes(entry["bytes"]) for entry in part["logprobs"]).decode() == part["text"]
+    for entry in part["logprobs"]:
+        assert len(entry["top_logprobs"]) == 3
+        assert entry["top_logprobs"][0]["token"] == entry["token"]  # greedy
+        assert entry["top_logprobs"][0]["logprob"] == pytest.approx(entry["logprob"])
+        assert -0.1 < entry["logprob"] <= 0
+    plain = [{**entry, "top_logprobs": []} for entry in part["logprobs"]]
+    assert streamed["output"][-1]["content"][0]["logprobs"] == plain
+
+
+async def test_a_bias_forbids_a_token_and_penalties_change_the_answer() -> None:
+    trace = PLAIN["count"]
+    async with serving_model() as served:
+        free = await served.create(**trace.body, top_logprobs=1)
+        assert text_of(free) == trace.answer
+        token = free["output"][0]["content"][0]["logprobs"][0]["token"]
+        for fields in (
+            {"logit_bias": {str(token_id): -100 for token_id in range(599)}},
+            {"presence_penalty": 2, "frequency_penalty": 2, "repetition_penalty": 2},
+        ):
+            bent = await served.create(**trace.body, **fields, max_output_tokens=20)
+            assert text_of(bent) != trace.answer, token
+        refusal = await served.refusal(**trace.body, logit_bias={"99999": 1})
+        assert refusal.json()["error"]["param"] == "logit_bias"
+
+
+async def test_the_servers_seed_is_the_default() -> None:
+    body = {"input": "Nothing learnt", "temperature": 1, "max_output_tokens": 20}
+    async with serving_model(seed=7) as served:
+        first, second = await one_by_one(served, [body, body])
+        (other,) = await one_by_one(served, [body | {"seed": 8}])
+    assert first == second != other
+
+
+async def test_a_chat_template_from_a_file(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content }}")
+    async with serving_model(chat_template_file=template) as served:
+        response = await served.create(input="abc", max_output_tokens=1)
+    assert response["usage"]["input_tokens"] <= 3

@@ -86,7 +86,7 @@ def read_sampling(request: CreateResponse, defaults: SamplingDefaults) -> Sampli
         top_p=defaults.top_p if request.top_p is None else request.top_p,
         top_k=defaults.top_k if request.top_k is None else request.top_k,
         min_p=defaults.min_p if request.min_p is None else request.min_p,
-        seed=request.seed,
+        seed=defaults.seed if request.seed is None else request.seed,
     )
 
 
