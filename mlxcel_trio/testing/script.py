@@ -21,6 +21,9 @@ The file holds JSON objects, one a line; empty lines are skipped. Keys, all opti
     How it ends: ``stop`` (the end token is sampled), ``length`` (the last chunk meets the length limit),
     ``raise`` (this sequence fails), ``die`` (the engine thread ends), ``hang`` (the engine thread blocks in
     a step for good).
+
+Log probabilities, where a request asks for them, are those of an answer that is certain: 0.0 for each chunk,
+and whatever ``top_logprobs`` is, no alternative but the chunk itself.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from mlxcel_trio.engine.api import Engine
-from mlxcel_trio.engine.backend import LoadedModel, Prefilled, Row, RowEvent, RowFailed, Sampled
+from mlxcel_trio.engine.backend import LoadedModel, Logprobs, Prefilled, Row, RowEvent, RowFailed, Sampled
 from mlxcel_trio.testing.scripted_tokenizer import ScriptedTokenizer, load_scripted_tokenizer
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def scripted_engine(
 class ScriptedBackend:
     """Answers each row with the script row that matches its prompt, one chunk a step.
 
-    Sampling parameters, caches and logits processors have no effect on it.
+    Sampling parameters, caches and logits processors have no effect on it. A script leaves nothing to chance:
+    where log probabilities are asked for, each token's is 0.0, and the only alternative is the token itself.
     """
 
     def __init__(self, script: Script, tokenizer: ScriptedTokenizer, *, context_window: int) -> None:
@@ -109,10 +110,11 @@ class _PlayedRow:
 
     def _sample(self, token: int, *, last: bool = False) -> Sampled:
         self._sampled += 1
+        logprobs = _certainty(token, self._row.top_logprobs)
         if token in self._end_tokens:
-            return Sampled(self._row.row_id, token, "stop")
+            return Sampled(self._row.row_id, token, "stop", logprobs)
         full = last or self._sampled >= self._row.max_tokens
-        return Sampled(self._row.row_id, token, "length" if full else None)
+        return Sampled(self._row.row_id, token, "length" if full else None, logprobs)
 
     def _end(self) -> RowEvent:
         match self._answer.then:
@@ -124,3 +126,9 @@ class _PlayedRow:
                 threading.Event().wait()
         # "stop"; and "length" of an answer without chunks, which has no last chunk to carry it.
         return self._sample(min(self._end_tokens))
+
+
+def _certainty(token: int, top_logprobs: int | None) -> Logprobs | None:
+    if top_logprobs is None:
+        return None
+    return Logprobs(0.0, ((token, 0.0),) if top_logprobs else ())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mlxcel_trio.core.sampling import LogitAdjustments
@@ -19,8 +21,8 @@ PROMPT, ANSWER = [0, 1], [2, 2, 4]
 
 def adjusted(adjustments: LogitAdjustments, answer: list[int]) -> list[float]:
     adjuster = Adjuster(adjustments, prompt_length=len(PROMPT), vocabulary_size=len(LOGITS))
-    (row,) = adjuster(mx.array(PROMPT + answer), mx.array([LOGITS])).tolist()
-    return list(row)
+    rows: Any = adjuster(mx.array(PROMPT + answer), mx.array([LOGITS])).tolist()
+    return list(rows[0])
 
 
 @pytest.mark.parametrize(

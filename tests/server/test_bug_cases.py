@@ -45,7 +45,6 @@ IN_PART: dict[str, str] = {
     "B020": "a failed response is stored: stored responses",
     "B105": "a background response outlives its connection: background responses",
     "B119": "an item_reference that is known is resolved: stored responses",
-    "B166": "1 to 20 alternatives per token: logprobs",
 }
 
 

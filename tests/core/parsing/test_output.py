@@ -147,10 +147,16 @@ def test_any_split_gives_the_same(case: tuple[str, list[str]], opened: bool, sto
     text, pieces = case
     whole = parse([text], opened=opened, stops=stops)
     assert parse(pieces, opened=opened, stops=stops) == whole
-    for _, value in whole:
-        assert "<think>" not in value
-        assert "</think>" not in value
-        assert not any(stop in value for kind, value in whole if kind == "text" for stop in stops)
+    assert not any(stop in value for kind, value in whole if kind == "text" for stop in stops)
+
+
+@given(TEXTS, st.booleans())
+def test_no_segment_holds_a_marker(text: str, opened: bool) -> None:
+    # Segments side by side may spell one, where a marker stood inside another.
+    parser = OutputParser(reasoning_markers=THINK, reasoning_opened=opened, stops=())
+    for segment in [*parser.feed(text), *parser.finish()]:
+        assert isinstance(segment, TextDelta | ReasoningDelta)
+        assert not any(marker in segment.text for marker in THINK)
 
 
 @given(TEXTS, st.booleans())
