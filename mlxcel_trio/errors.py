@@ -141,3 +141,9 @@ class EngineFailureError(ApiError):
     """Generating this response failed. Other responses are not affected."""
 
     default_code = "server_error"
+
+
+def one_line(error: object, *, without: str = "") -> str:
+    """The message of any exception, fit to stand inside a sentence; every ``without`` is taken out of it."""
+    text = " ".join(str(error).replace(without, "").split()) or type(error).__name__
+    return (text if len(text) <= 300 else text[:299] + "…").rstrip(".")

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from mlxcel_trio.core.messages import ChatMessage, ToolCall
-from mlxcel_trio.errors import UnsupportedModelError
+from mlxcel_trio.errors import UnsupportedModelError, one_line
 
 if TYPE_CHECKING:
     from mlxcel_trio.engine.markup import Markup
@@ -187,12 +187,6 @@ class Notation:
 
     def _text(self, text: str) -> str:
         return self._markup.guard(text, self._sentinel)
-
-
-def one_line(error: Exception, *, without: str = "") -> str:
-    """The message of any exception, fit to stand inside a sentence; every ``without`` is taken out of it."""
-    text = " ".join(str(error).replace(without, "").split()) or type(error).__name__
-    return (text if len(text) <= 300 else text[:299] + "…").rstrip(".")
 
 
 def _json_object(text: str) -> dict[str, Any] | None:

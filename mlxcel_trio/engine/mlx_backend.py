@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from mlxcel_trio.core.sampling import SamplingParameters
 from mlxcel_trio.engine.backend import LoadedModel, Row, RowEvent, RowFailed, Sampled
-from mlxcel_trio.engine.chat_template import one_line
 from mlxcel_trio.engine.mlx_runtime import device_name, free_unused_memory, import_mlx, on_cpu
-from mlxcel_trio.errors import MlxcelError, ModelError
+from mlxcel_trio.errors import MlxcelError, ModelError, one_line
 from mlxcel_trio.log import get_logger
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from mlxcel_trio.engine.blas import BlasReport, load_openblas
-from mlxcel_trio.engine.chat_template import one_line
-from mlxcel_trio.errors import ConfigurationError
+from mlxcel_trio.errors import ConfigurationError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

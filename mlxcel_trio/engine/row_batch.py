@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from mlxcel_trio.core.sampling import NO_ADJUSTMENTS
 from mlxcel_trio.engine.backend import Prefilled, Row, RowEvent, RowFailed, Sampled
-from mlxcel_trio.engine.chat_template import one_line
 from mlxcel_trio.engine.generator import Cache, TokenGenerator, copy_cache
 from mlxcel_trio.engine.penalties import Adjuster
 from mlxcel_trio.engine.prefill import Chunk, PrefillSchedule
 from mlxcel_trio.engine.sampler import SamplerPool
+from mlxcel_trio.errors import one_line
 
 if TYPE_CHECKING:
     from mlxcel_trio.engine.backend import LogitsProcessor

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 from msgspec import Struct
 
-from mlxcel_trio.engine.chat_template import Notation, arrange, one_line, probe
+from mlxcel_trio.engine.chat_template import Notation, arrange, probe
 from mlxcel_trio.engine.detokenizer import (
     BytesDetokenizer,
     StreamingDetokenizer,
@@ -18,7 +18,7 @@ from mlxcel_trio.engine.detokenizer import (
     WindowDetokenizer,
 )
 from mlxcel_trio.engine.markup import Markup, new_sentinel
-from mlxcel_trio.errors import CorruptModelError, InvalidRequestError, UnsupportedModelError
+from mlxcel_trio.errors import CorruptModelError, InvalidRequestError, UnsupportedModelError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,9 +17,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import dequantize_model, get_total_parameters, load_config, load_model
 
-from mlxcel_trio.engine.chat_template import one_line
 from mlxcel_trio.engine.mlx_runtime import on_cpu
-from mlxcel_trio.errors import CorruptModelError, MlxcelError, ModelError, UnsupportedModelError
+from mlxcel_trio.errors import CorruptModelError, MlxcelError, ModelError, UnsupportedModelError, one_line
 
 if TYPE_CHECKING:
     from mlx.nn.layers.base import Module

@@ -11,9 +11,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from support.small_tokenizers import CHATML, GEMMA, MISTRAL, byte_level
 
 from mlxcel_trio.core.messages import ChatMessage, ToolCall
-from mlxcel_trio.engine.chat_template import Notation, Renderer, TemplateTraits, arrange, one_line, probe
+from mlxcel_trio.engine.chat_template import Notation, Renderer, TemplateTraits, arrange, probe
 from mlxcel_trio.engine.markup import Markup
-from mlxcel_trio.errors import UnsupportedModelError
+from mlxcel_trio.errors import UnsupportedModelError, one_line
 
 MARKUP = Markup(byte_level())
 LENIENT = TemplateTraits(

@@ -9,17 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from support.bug_checks import generation, requests, responses, streams
+from support.bug_checks.all_checks import CHECKS, TABLES
 from support.case_runner import playing, read_cases
 
 if TYPE_CHECKING:
-    from support.bug_checks.check import Check
     from support.case_runner import Case
 
 CASES = {case.id: case for case in read_cases()}
-
-TABLES = (streams.CHECKS, responses.CHECKS, requests.CHECKS, generation.CHECKS)
-CHECKS: dict[str, Check] = {case_id: check for table in TABLES for case_id, check in table.items()}
 
 # fmt: off
 WAITING: dict[str, str] = {

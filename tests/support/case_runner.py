@@ -91,11 +91,13 @@ class Exchange:
 
     @property
     def types(self) -> list[str]:
-        """The types of the events."""
+        """The types of the events of what must be a stream."""
+        assert self.events, f"no stream: {self.reply.status_code} {self.reply.text}"
         return [event["type"] for event in self.events]
 
     def of_type(self, kind: str) -> list[Json]:
-        """The events of one type, ``response.`` left out."""
+        """The events of one type, ``response.`` left out, of what must be a stream."""
+        assert self.events, f"no stream: {self.reply.status_code} {self.reply.text}"
         return [event for event in self.events if event["type"] == f"response.{kind}"]
 
     @property

@@ -33,9 +33,7 @@ class Resources(NamedTuple):
     memory: int
 
     def __str__(self) -> str:
-        return (
-            f"{self.threads} threads, {self.descriptors} descriptors, {self.memory / MEBIBYTE:.2f} MiB of memory"
-        )
+        return f"{self.threads} threads, {self.descriptors} descriptors, {self.memory / MEBIBYTE:.2f} MiB of memory"
 
 
 def resources(pid: int | None = None) -> Resources:

@@ -128,6 +128,7 @@ class EventReader:
         while True:
             frame = await self._next_frame()
             assert frame is not None, f"the stream ends after {self.received[-1:]}"
+            assert frame.data != "[DONE]", f"[DONE] after {self.received[-1:]}"
             event: Json = json.loads(frame.data)
             assert frame.event == event["type"], f"event: {frame.event}, data: {event}"
             self._checker.feed(event)

@@ -1,266 +1,445 @@
-"""Servers that are wrong on purpose, in front of the real one: what a check of a case has to notice.
+"""Servers that are wrong on purpose: what the checks of the cases have to notice.
 
-``ALWAYS`` answer each request alike and are well-formed, so that only the check itself can tell. ``FAULTS``
-change one thing about what our server hears or says; each names the cases that report that fault. ``/health``
-is never touched: it is an instrument of the tests.
+``ALWAYS`` answer each request alike and are well-formed, so that only a check itself can tell. Each of
+``FAULTS`` is our server but for one thing, which the cases it names report.
 """
 
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
-from unittest import mock
+import re
+from typing import TYPE_CHECKING
 
 from support.emission import emit
+from support.wrong_app import COMMENT, Answer, Frame, WrongServer
 
-from mlxcel_trio import server
 from mlxcel_trio.core.emitter import Completed
-from mlxcel_trio.http.app import create_app
-from mlxcel_trio.testing.sse import SseReader
+from mlxcel_trio.core.parsing.segments import TextDelta
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from hypercorn.typing import (
-        ASGIFramework,
-        ASGIReceiveCallable,
-        ASGIReceiveEvent,
-        ASGISendCallable,
-        ASGISendEvent,
-        Scope,
-    )
     from support.published import Json
 
-COMMENT = ":"
-"""The name of a frame that is a comment instead of an event."""
-
-
-class Frame(NamedTuple):
-    """An event of a stream under its name."""
-
-    name: str
-    event: Json
-
-    def encode(self) -> str:
-        if self.name == COMMENT:
-            return ": still here\n\n"
-        return f"event: {self.name}\ndata: {json.dumps(self.event)}\n\n"
-
-
-class Answer:
-    """A whole answer, to be changed: ``frames`` for a stream, ``body`` for anything else."""
-
-    def __init__(self, status: int, headers: dict[str, str], content: bytes = b"") -> None:
-        self.status = status
-        self.headers = headers
-        self.body: Any = None
-        self.frames: list[Frame] = []
-        self.done = False
-        kind = headers.get("content-type", "")
-        if kind.startswith("text/event-stream"):
-            frames = SseReader().feed(content)
-            self.frames = [Frame(frame.event, json.loads(frame.data)) for frame in frames[:-1]]
-            self.done = True
-        elif kind == "application/json":
-            self.body = json.loads(content)
-
-    @property
-    def error(self) -> Json | None:
-        """The error object, if it is one."""
-        error: Json | None = (self.body or {}).get("error") if self.status >= 400 else None
-        return error
-
-    @property
-    def events(self) -> list[Json]:
-        """The events of the stream."""
-        return [frame.event for frame in self.frames]
-
-    def events_of(self, *kinds: str) -> list[Json]:
-        """The events of some types, ``response.`` left out."""
-        return [event for event in self.events if event["type"].removeprefix("response.") in kinds]
-
-    def drop(self, *kinds: str) -> None:
-        """Leave out the events of some types and close the gaps in the numbers."""
-        dropped = [f"response.{kind}" for kind in kinds]
-        self.keep([frame for frame in self.frames if frame.name not in dropped])
-
-    def keep(self, frames: list[Frame]) -> None:
-        """Send these events, numbered anew."""
-        self.frames = frames
-        for number, event in enumerate(self.events):
-            event["sequence_number"] = number
-
-    def responses(self) -> Iterator[Json]:
-        """Every response object in it."""
-        if isinstance(self.body, dict) and self.body.get("object") == "response":
-            yield self.body
-        yield from (event["response"] for event in self.events if "response" in event)
-
-    def items(self) -> Iterator[Json]:
-        """Every output item in it."""
-        for response in self.responses():
-            yield from response["output"]
-        yield from (event["item"] for event in self.events if "item" in event)
-
-    def parts(self) -> Iterator[Json]:
-        """Every part of an output item in it."""
-        for item in self.items():
-            yield from item["content"]
-        yield from (event["part"] for event in self.events if "part" in event)
-
-    def append(self, text: str) -> None:
-        """Let every answer end in ``text``, wherever it is told."""
-        for part in self.parts():
-            if part["type"] == "output_text" and part["text"]:
-                part["text"] += text
-        for delta in self.events_of("output_text.delta")[-1:]:
-            delta["delta"] += text
-        for done in self.events_of("output_text.done"):
-            done["text"] += text
-
-    def encode(self) -> bytes:
-        """The bytes of its body."""
-        if not self.frames:
-            return b"" if self.body is None else json.dumps(self.body).encode()
-        return ("".join(map(Frame.encode, self.frames)) + "data: [DONE]\n\n" * self.done).encode()
-
-
-class WrongServer(NamedTuple):
-    """One way to be wrong. ``hear`` changes a create request, ``say`` what is answered.
-
-    Without ``say`` or ``hear``, ``answer`` makes the answer from the body of the request.
-    """
-
-    name: str
-    cases: tuple[str, ...] = ()
-    hear: Callable[[Json], None] | None = None
-    say: Callable[[Answer], None] | None = None
-    answer: Callable[[Json], Answer] | None = None
-
-
-@contextmanager
-def wrong(how: WrongServer) -> Iterator[None]:
-    """Servers that are started in the block are wrong in this way."""
-
-    def create_wrong_app(*args: Any, **options: Any) -> ASGIFramework:
-        return _WrongApp(create_app(*args, **options), how)
-
-    with mock.patch.object(server, "create_app", create_wrong_app):
-        yield
-
-
-class _WrongApp:
-    """The application of a server, and how it is wrong."""
-
-    def __init__(self, app: ASGIFramework, how: WrongServer) -> None:
-        self._app = app
-        self._how = how
-
-    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        if scope["type"] != "http" or scope["path"] == "/health":
-            await self._app(scope, receive, send)
-            return
-        how = self._how
-        if how.answer is not None:
-            await _send_answer(send, how.answer(_decoded(await _whole_body(receive))))
-            return
-        if how.hear is not None:
-            receive = await _changed_request(scope, receive, how.hear)
-        if how.say is None:
-            await self._app(scope, receive, send)
-            return
-        collected = _Collected()
-        await self._app(scope, receive, collected.take)
-        answer = collected.answer()
-        how.say(answer)
-        await _send_answer(send, answer)
-
-
-class _Collected:
-    """An answer of the real application."""
-
-    def __init__(self) -> None:
-        self._status = 0
-        self._headers: dict[str, str] = {}
-        self._content = b""
-
-    async def take(self, message: ASGISendEvent) -> None:
-        if message["type"] == "http.response.start":
-            self._status = message["status"]
-            self._headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
-        elif message["type"] == "http.response.body":
-            self._content += message["body"]
-
-    def answer(self) -> Answer:
-        return Answer(self._status, self._headers, self._content)
-
-
-async def _whole_body(receive: ASGIReceiveCallable) -> bytes:
-    body, more = b"", True
-    while more:
-        message = await receive()
-        assert message["type"] == "http.request"
-        body += message["body"]
-        more = message["more_body"]
-    return body
-
-
-async def _changed_request(
-    scope: Any, receive: ASGIReceiveCallable, change: Callable[[Json], None]
-) -> ASGIReceiveCallable:
-    request = _decoded(await _whole_body(receive))
-    change(request)
-    body = json.dumps(request).encode()
-    others = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
-    scope["headers"] = [*others, (b"content-length", str(len(body)).encode())]
-    messages: list[ASGIReceiveEvent] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive_changed() -> ASGIReceiveEvent:
-        return messages.pop() if messages else await receive()
-
-    return receive_changed
-
-
-def _decoded(body: bytes) -> Json:
-    try:
-        request = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return request if isinstance(request, dict) else {}
-
-
-async def _send_answer(send: ASGISendCallable, answer: Answer) -> None:
-    content = answer.encode()
-    headers = dict(answer.headers)
-    if "content-length" in headers:
-        headers["content-length"] = str(len(content))
-    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send(
-        {"type": "http.response.start", "status": answer.status, "headers": pairs, "trailers": False}
-    )
-    await send({"type": "http.response.body", "body": content, "more_body": False})
-
-
-# Always the same
+JSON = {"content-type": "application/json"}
+STREAM = {"content-type": "text/event-stream; charset=utf-8"}
 
 
 def _empty_message(request: Json) -> Answer:
     events, response = emit([], Completed())
     if not request.get("stream"):
-        answer = Answer(200, {"content-type": "application/json"}, json.dumps(response).encode())
-    else:
-        answer = Answer(200, {"content-type": "text/event-stream; charset=utf-8"}, b"data: [DONE]\n\n")
-        answer.frames = [Frame(event["type"], event) for event in events]
+        return Answer(200, JSON, json.dumps(response).encode())
+    answer = Answer(200, STREAM, b"data: [DONE]\n\n")
+    answer.frames = [Frame(event["type"], event) for event in events]
     return answer
 
 
 def _refusal(_request: Json) -> Answer:
     error = {"message": "No.", "type": "invalid_request_error", "param": None, "code": None}
-    return Answer(400, {"content-type": "application/json"}, json.dumps({"error": error}).encode())
+    return Answer(400, JSON, json.dumps({"error": error}).encode())
 
 
 ALWAYS = (
     WrongServer("200 with an empty message", answer=_empty_message),
     WrongServer("400", answer=_refusal),
+)
+FAULTS: list[WrongServer] = []
+
+
+def says(*cases: str) -> Callable[[Callable[[Answer], None]], Callable[[Answer], None]]:
+    """Adds a server whose answers go through the function; ``cases`` report what that makes of them."""
+
+    def add(change: Callable[[Answer], None]) -> Callable[[Answer], None]:
+        FAULTS.append(WrongServer(change.__name__, cases, say=change))
+        return change
+
+    return add
+
+
+def hears(*cases: str) -> Callable[[Callable[[Json], None]], Callable[[Json], None]]:
+    """Adds a server that gets every request body through the function."""
+
+    def add(change: Callable[[Json], None]) -> Callable[[Json], None]:
+        FAULTS.append(WrongServer(change.__name__, cases, hear=change))
+        return change
+
+    return add
+
+
+# Events
+
+
+@says("B001")
+def a_number_is_skipped(answer: Answer) -> None:
+    for event in answer.events[3:]:
+        event["sequence_number"] += 1
+
+
+@says("B001")
+def numbers_are_missing(answer: Answer) -> None:
+    for event in answer.events:
+        del event["sequence_number"]
+
+
+@says("B002")
+def the_last_event_has_number_1(answer: Answer) -> None:
+    for event in answer.events[-1:]:
+        event["sequence_number"] = 1
+
+
+@says("B004")
+def events_do_not_say_where_they_belong(answer: Answer) -> None:
+    for event in answer.events:
+        event.pop("output_index", None)
+        event.pop("content_index", None)
+
+
+@says("B004")
+def all_items_have_the_same_place(answer: Answer) -> None:
+    for event in answer.events:
+        if "output_index" in event:
+            event["output_index"] = 0
+
+
+@says("B004", "B013", "B017")
+def an_item_id_changes(answer: Answer) -> None:
+    for event in answer.events_of("output_text.done", "reasoning_text.done", "content_part.done"):
+        event["item_id"] += "0"
+
+
+@says("B005", "B011")
+def the_text_is_never_done(answer: Answer) -> None:
+    answer.drop("output_text.done")
+
+
+@says("B005", "B011", "B145", "B160")
+def the_last_delta_is_lost(answer: Answer) -> None:
+    last = answer.events_of("output_text.delta")[-1:]
+    answer.keep([frame for frame in answer.frames if frame.event not in last])
+
+
+@says("B008", "B011")
+def items_are_never_added(answer: Answer) -> None:
+    answer.drop("output_item.added")
+
+
+@says("B008")
+def the_terminal_event_is_bare(answer: Answer) -> None:
+    for event in answer.events[-1:]:
+        event["response"] = {"status": event["response"]["status"]}
+
+
+@says("B011", "B022")
+def a_response_is_never_in_progress(answer: Answer) -> None:
+    answer.drop("in_progress")
+
+
+@says("B012", "B026")
+def logprobs_are_missing(answer: Answer) -> None:
+    for holder in (*answer.parts(), *answer.events):
+        holder.pop("logprobs", None)
+
+
+@says("B013", "B134")
+def reasoning_deltas_stand_alone(answer: Answer) -> None:
+    answer.keep([frame for frame in answer.frames if not _encloses_reasoning(frame.event)])
+
+
+def _encloses_reasoning(event: Json) -> bool:
+    kinds = [event[key]["type"] for key in ("item", "part") if key in event]
+    return kinds in (["reasoning"], ["reasoning_text"])
+
+
+@says("B017")
+def ids_are_empty(answer: Answer) -> None:
+    for item in answer.items():
+        item["id"] = ""
+    for event in answer.events:
+        if "item_id" in event:
+            event["item_id"] = ""
+
+
+@says("B017")
+def items_are_null(answer: Answer) -> None:
+    for event in answer.events_of("output_item.added", "output_item.done"):
+        event["item"] = None
+
+
+@says("B020", "B021", "B024", "B189")
+def the_terminal_event_is_missing(answer: Answer) -> None:
+    answer.frames = answer.frames[:-1]
+
+
+@says("B020", "B024")
+def a_failure_is_called_error(answer: Answer) -> None:
+    answer.frames = [
+        Frame("error" if frame.name == "response.failed" else frame.name, frame.event)
+        for frame in answer.frames
+    ]
+
+
+@says("B178")
+def done_is_missing(answer: Answer) -> None:
+    answer.done = False
+
+
+@says("B171")
+def silence_is_filled_with_comments(answer: Answer) -> None:
+    answer.frames = [
+        Frame(COMMENT if index > 1 and frame.name == "response.in_progress" else frame.name, frame.event)
+        for index, frame in enumerate(answer.frames)
+    ]
+
+
+# The response object
+
+
+@says("B026")
+def annotations_are_missing(answer: Answer) -> None:
+    for part in answer.parts():
+        part.pop("annotations", None)
+
+
+@says("B027")
+def fields_are_null(answer: Answer) -> None:
+    for response in answer.responses():
+        response.update(dict.fromkeys(("tools", "tool_choice", "truncation", "temperature", "text")))
+
+
+@says("B030")
+def usage_has_no_details(answer: Answer) -> None:
+    for response in answer.responses():
+        del response["usage"]["input_tokens_details"], response["usage"]["output_tokens_details"]
+
+
+@says("B022", "B030", "B151", "B156", "B157", "B160", "B171")
+def usage_is_zero(answer: Answer) -> None:
+    for response in answer.responses():
+        response["usage"] = _zeroed(response["usage"])
+
+
+def _zeroed(usage: Json) -> Json:
+    return {key: _zeroed(value) if isinstance(value, dict) else 0 for key, value in usage.items()}
+
+
+@says("B032")
+def store_is_said_to_be_on(answer: Answer) -> None:
+    for response in answer.responses():
+        response["store"] = True
+
+
+@says("B139")
+def effort_is_not_echoed(answer: Answer) -> None:
+    for response in answer.responses():
+        response["reasoning"] = None
+
+
+@says("B164")
+def metadata_is_not_echoed(answer: Answer) -> None:
+    for response in answer.responses():
+        response["metadata"] = {}
+
+
+@says("B166")
+def alternatives_are_missing(answer: Answer) -> None:
+    for part in answer.parts():
+        for entry in part.get("logprobs", ()):
+            entry["top_logprobs"] = []
+
+
+@says("B151", "B156", "B157")
+def a_length_stop_is_completed(answer: Answer) -> None:
+    for response in answer.responses():
+        if response["status"] == "incomplete":
+            response.update(status="completed", incomplete_details=None, completed_at=response["created_at"])
+            for item in response["output"]:
+                item["status"] = "completed"
+
+
+# What the model wrote
+
+
+@says("B135", "B137", "B138")
+def reasoning_is_text(answer: Answer) -> None:
+    for response in answer.responses():
+        shown = "".join(_shown(item) for item in response["output"])
+        response["output"] = _message(shown) if shown else []
+    answer.keep([frame for frame in answer.frames if "item" not in frame.event])
+
+
+def _shown(item: Json) -> str:
+    text = "".join(part["text"] for part in item["content"])
+    return f"<think>{text}</think>" if item["type"] == "reasoning" else text
+
+
+def _message(text: str) -> list[Json]:
+    _, response = emit([TextDelta(text)], Completed())
+    output: list[Json] = response["output"]
+    return output
+
+
+@says("B145", "B146", "B150")
+def half_a_character_is_shown(answer: Answer) -> None:
+    answer.append("\N{REPLACEMENT CHARACTER}")
+
+
+@says("B160")
+def the_stop_string_is_shown(answer: Answer) -> None:
+    answer.append("mast hull")
+
+
+@says("B161")
+def the_end_token_is_shown(answer: Answer) -> None:
+    answer.append("<|im_end|>")
+
+
+@says("B185", "B189", "B190")
+def a_piece_of_another_answer_comes_along(answer: Answer) -> None:
+    answer.append("N9 ")
+
+
+@says("B008", "B116", "B142")
+def every_answer_is_empty(answer: Answer) -> None:
+    for part in answer.parts():
+        part["text"] = ""
+    answer.drop("output_text.delta")
+
+
+# Errors
+
+
+@says(
+    "B048", "B051", "B054", "B055", "B065", "B090", "B119", "B120", "B122", "B123", "B128",
+    "B152", "B154", "B157", "B164", "B166", "B168", "B181", "B182",
+)  # fmt: skip
+def errors_name_no_field(answer: Answer) -> None:
+    if answer.error is not None:
+        answer.error["param"] = None
+
+
+@says(
+    "B048", "B051", "B054", "B055", "B065", "B090", "B119", "B120", "B149", "B154",
+    "B157", "B166", "B181", "B182",
+)  # fmt: skip
+def errors_say_nothing(answer: Answer) -> None:
+    if answer.error is not None:
+        answer.error["message"] = "Bad request."
+
+
+@says("B022", "B155", "B177", "B181", "B182", "B184", "B190")
+def errors_have_no_code(answer: Answer) -> None:
+    if answer.error is not None:
+        answer.error["code"] = None
+
+
+@says("B065", "B120", "B122", "B123", "B149", "B154", "B168", "B180")
+def refusals_are_500(answer: Answer) -> None:
+    if answer.error is not None:
+        answer.status = 500
+
+
+@says("B022", "B184", "B190", "B181")
+def failures_are_200(answer: Answer) -> None:
+    if answer.error is not None:
+        answer.body = emit([TextDelta(answer.error["message"])], Completed())[1]
+        answer.status = 200
+
+
+@says("B177")
+def a_wrong_key_is_told_in_plain_text(answer: Answer) -> None:
+    if answer.status == 401:
+        answer.headers["content-type"] = "text/plain"
+
+
+@says("B177")
+def a_wrong_key_is_good(answer: Answer) -> None:
+    if answer.status == 401:
+        answer.status = 200
+        answer.body = emit([TextDelta("Hello there.")], Completed())[1]
+
+
+@says("B175")
+def a_preflight_needs_a_key(answer: Answer) -> None:
+    if answer.status == 204:
+        answer.status = 401
+        answer.headers |= JSON
+        answer.body = _refusal({}).body
+
+
+@says("B173")
+def models_are_listed_under_another_key(answer: Answer) -> None:
+    if "data" in (answer.body or {}):
+        answer.body["models"] = answer.body.pop("data")
+
+
+# Requests
+
+
+@hears("B090", "B116", "B121", "B127", "B140", "B142", "B119")
+def only_the_last_item_is_heard(request: Json) -> None:
+    if isinstance(request.get("input"), list):
+        request["input"] = request["input"][-1:]
+
+
+@hears("B130")
+def instructions_are_not_heard(request: Json) -> None:
+    request.pop("instructions", None)
+
+
+@hears("B132", "B130")
+def every_role_is_the_user(request: Json) -> None:
+    for item in request["input"] if isinstance(request.get("input"), list) else ():
+        if "role" in item:
+            item["role"] = "user"
+
+
+@hears("B117", "B116", "B127")
+def dialogue_is_heard_as_json(request: Json) -> None:
+    request["input"] = json.dumps(request.get("input"))
+
+
+@hears("B139")
+def template_arguments_are_not_heard(request: Json) -> None:
+    request.pop("chat_template_kwargs", None)
+
+
+@hears("B151", "B157")
+def limits_are_not_heard(request: Json) -> None:
+    request.pop("max_output_tokens", None)
+
+
+@hears("B160")
+def stops_are_not_heard(request: Json) -> None:
+    request.pop("stop", None)
+
+
+@hears("B182", "B181", "B154", "B055", "B048", "B054", "B065", "B168", "B166")
+def what_is_not_built_is_ignored(request: Json) -> None:
+    for key in ("truncation", "background", "tools", "instructions", "text", "top_logprobs"):
+        request.pop(key, None)
+    if isinstance(request.get("input"), list):
+        for item in request["input"]:
+            if isinstance(item.get("content"), list):
+                item["content"] = [part for part in item["content"] if part["type"] == "input_text"]
+
+
+@hears("B122", "B123", "B128")
+def mistakes_in_the_input_are_mended(request: Json) -> None:
+    request["input"] = "hi"
+
+
+@hears("B133")
+def what_looks_like_a_marker_is_cut_out(request: Json) -> None:
+    request["input"] = re.sub(r"<\|\w+\|>", "", request["input"])
+
+
+# Clients that leave
+
+FAULTS.append(
+    WrongServer(
+        "nobody_notices_that_a_client_left",
+        ("B105", "B109", "B110", "B113"),
+        deaf=True,
+        context_window=200,  # endless answers end there, a while after the client has left
+    )
 )

@@ -26,6 +26,7 @@ from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 
 from mlxcel_trio.core.validation.free_form import byte_length, decode_object
 from mlxcel_trio.core.validation.refusals import invalid, listed, shown
+from mlxcel_trio.errors import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +58,7 @@ def read_schema(raw: Raw, path: str, *, max_references: int | None = None) -> Ra
     if problem is not None:
         place = "".join(f"[{json.dumps(step)}]" for step in problem.absolute_path) or "its top level"
         raise invalid(
-            path, f"it is not a valid JSON Schema at {_one_line(place)}: {_one_line(problem.message)}."
+            path, f"it is not a valid JSON Schema at {one_line(place)}: {one_line(problem.message)}."
         )
     return raw.copy()
 
@@ -93,11 +94,6 @@ def _validator(schema: dict[str, Any], path: str) -> Validator:
 def _bare(dialect: str) -> str:
     # Clients write http and https, with and without the empty fragment.
     return dialect.rpartition("://")[2].removesuffix("#")
-
-
-def _one_line(message: str) -> str:
-    line = " ".join(message.split())
-    return line if len(line) <= 200 else f"{line[:200]}..."
 
 
 def _unique_items(_validator: Validator, required: bool, items: object, _schema: object) -> Iterator[Any]:

@@ -135,6 +135,7 @@ async def ids_are_there_and_nothing_is_null(run: CaseRun) -> None:
         assert all(event[key] is not None for key in ("item", "part") if key in event)
         named += bool(ids)
     assert named == len(run.only.events) - 3, "all but created, in_progress and completed"
+    assert text_of(run.only.response) == "Hello"
 
 
 @CHECKS("B020")
