@@ -88,10 +88,12 @@ class EngineBridge:
                 nursery.start_soon(self._stop_thread_when_cancelled)
                 nursery.start_soon(self._watch_for_hangs)
                 limiter = trio.CapacityLimiter(1)
-                failure = await trio.to_thread.run_sync(
-                    self._on_engine_thread, token, loaded, limiter=limiter
-                )
-                self._stopping.cancel()
+                try:
+                    failure = await trio.to_thread.run_sync(
+                        self._on_engine_thread, token, loaded, limiter=limiter
+                    )
+                finally:  # a cancel may come before the thread has begun
+                    self._stopping.cancel()
                 nursery.cancel_scope.cancel()
         finally:
             self.state = "stopped"

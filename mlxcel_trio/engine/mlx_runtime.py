@@ -10,12 +10,12 @@ from __future__ import annotations
 import functools
 import resource
 import sys
-import threading
 from contextlib import contextmanager
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 from mlxcel_trio.engine.blas import BlasReport, load_openblas
+from mlxcel_trio.engine.import_lock import import_lock
 from mlxcel_trio.errors import ConfigurationError, one_line
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _LINUX_BACKENDS = ("mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")
 _EXTRAS = "pip install 'mlxcel-trio[cpu]' (or [cuda12], [cuda13])"
-
-_lock = threading.Lock()
 
 
 def import_mlx() -> BlasReport:
@@ -34,7 +32,7 @@ def import_mlx() -> BlasReport:
 
     :raises ConfigurationError: no MLX backend is installed, or more than one.
     """
-    with _lock:
+    with import_lock:
         return _import_once()
 
 

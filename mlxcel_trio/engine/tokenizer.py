@@ -17,6 +17,7 @@ from mlxcel_trio.engine.detokenizer import (
     TokenBytes,
     WindowDetokenizer,
 )
+from mlxcel_trio.engine.import_lock import import_lock
 from mlxcel_trio.engine.markup import Markup, new_sentinel
 from mlxcel_trio.errors import CorruptModelError, InvalidRequestError, UnsupportedModelError, one_line
 
@@ -198,7 +199,8 @@ class ChatTokenizer:
 def _read_pretrained(directory: Path) -> Any:
     # transformers warns that it has no PyTorch, which it has no use for here.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers import AutoTokenizer  # takes seconds and is of no use before a model is loaded
+    with import_lock:
+        from transformers import AutoTokenizer  # takes seconds and is of no use before a model is loaded
 
     try:
         return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)

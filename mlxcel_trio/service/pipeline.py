@@ -176,7 +176,7 @@ class ResponseRun:
         return Completed() if self._parser.stopped else ending
 
     def _logprob(self, event: Sampled) -> TokenLogprob | None:
-        if event.logprobs is None:
+        if event.logprobs is None or event.finish_reason == "stop":  # the end token has no text
             return None
         spell = self._engine.tokenizer.token_bytes
         return token_logprob(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -421,3 +423,33 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("raise SystemExit('ran')")
     with pytest.raises(UnsupportedModelError, match="not run"):
         ChatTokenizer.load(tmp_path)
+
+
+def test_engines_that_start_together_load_together() -> None:
+    program = """
+import sys, threading
+from pathlib import Path
+from mlxcel_trio.engine.mlx_runtime import import_mlx
+from mlxcel_trio.engine.tokenizer import ChatTokenizer
+
+barrier = threading.Barrier(6)
+failures = []
+
+def load(number):
+    barrier.wait()
+    try:
+        import_mlx() if number % 2 else ChatTokenizer.load(Path(sys.argv[1]))
+    except BaseException as error:
+        failures.append(error)
+
+threads = [threading.Thread(target=load, args=(number,)) for number in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+sys.exit(f"{failures}" if failures else 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, SHIPPED], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr

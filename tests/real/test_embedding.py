@@ -107,7 +107,14 @@ async def test_two_servers_in_one_process() -> None:
     settings = Settings(port=0, model=str(TINY_MODEL))
     with trio.fail_after(PATIENCE_SECONDS):
         async with trio.open_nursery() as nursery:
-            urls = [await nursery.start(serve, settings) for _ in range(2)]
+            urls: list[str] = []
+
+            async def start() -> None:
+                urls.append(await nursery.start(serve, settings))
+
+            async with trio.open_nursery() as starting:
+                starting.start_soon(start)
+                starting.start_soon(start)
             assert len(set(urls)) == 2
             async with httpx.AsyncClient() as client:
                 for url in urls:

@@ -7,6 +7,7 @@ how a process ends whose engine hangs in ``test_hanging_engine.py``.
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import asynccontextmanager
 from functools import partial
@@ -26,13 +27,15 @@ from mlxcel_trio.testing.scripted_tokenizer import load_scripted_tokenizer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    import httpx
     from support.published import Json
 
     from mlxcel_trio.engine.api import Tokenizer
     from mlxcel_trio.engine.backend import RowEvent
 
 STREAMS = JSON_REQUESTS = 8
-DECODE_TIMEOUT = 0.3
+DECODE_TIMEOUT = 0.5
+"""No step takes longer, but for those that the test holds."""
 
 
 class HeldBackend(ScriptedBackend):
@@ -51,7 +54,9 @@ class HeldBackend(ScriptedBackend):
 class FaultyServer(ServerClient):
     """A server on a :class:`HeldBackend`."""
 
-    backend: HeldBackend
+    def __init__(self, url: str, client: httpx.AsyncClient, backend: HeldBackend) -> None:
+        super().__init__(url, client)
+        self.backend = backend
 
     async def error(self, **fields: Any) -> tuple[int, str, str]:
         """Status, type and code of a refusal or failure."""
@@ -68,28 +73,33 @@ class FaultyServer(ServerClient):
 
 
 @asynccontextmanager
-async def serving(*rows: ScriptRow, **settings: Any) -> AsyncIterator[FaultyServer]:
+async def serving(
+    *rows: ScriptRow, decode_timeout: float = math.inf, **settings: Any
+) -> AsyncIterator[FaultyServer]:
     """The server on a script; it has to become idle and to end by its shutdown."""
+    backends: list[HeldBackend] = []
 
     def load() -> tuple[Tokenizer, HeldBackend]:
         script = Script(rows)
         tokenizer = load_scripted_tokenizer(script)
-        server.backend = HeldBackend(script, tokenizer, context_window=8192)
-        return tokenizer, server.backend
+        backends.append(HeldBackend(script, tokenizer, context_window=8192))
+        return tokenizer, backends[0]
 
     shutdown = trio.Event()
-    engine = Engine(load, decode_timeout=DECODE_TIMEOUT)
+    serve = partial(
+        serve_engine,
+        Settings(port=0, **settings),
+        Engine(load, decode_timeout=decode_timeout),
+        Model(("held",)),
+        shutdown=shutdown,
+    )
     with trio.fail_after(LIMIT_SECONDS):
-        async with http_client("http://unused") as client, trio.open_nursery() as nursery:
-            server = FaultyServer("", client)
-            server.url = await nursery.start(
-                partial(
-                    serve_engine, Settings(port=0, **settings), engine, Model(("held",)), shutdown=shutdown
-                )
-            )
-            client.base_url = server.url  # type: ignore[assignment]
-            yield server
-            await server.idle()
+        async with trio.open_nursery() as nursery:
+            url = await nursery.start(serve)
+            async with http_client(url) as client:
+                server = FaultyServer(url, client, backends[0])
+                yield server
+                await server.idle()
             shutdown.set()
 
 
@@ -146,7 +156,7 @@ async def test_rows_that_fail_leave_the_others_alone(emitted: int) -> None:
 
 async def test_a_hang_fails_all_that_wait_and_no_more_once_it_ends() -> None:
     rows = (ScriptRow(when="more", emit=("ok",)), ScriptRow(emit=("la ",), forever=True, delay=0.01))
-    async with serving(*rows, parallel=12) as server:
+    async with serving(*rows, decode_timeout=DECODE_TIMEOUT, parallel=12) as server:
         fates = Fates(server)
         async with trio.open_nursery() as nursery:
             for start in (fates.stream, fates.fail):
@@ -176,7 +186,7 @@ async def test_a_hang_fails_all_that_wait_and_no_more_once_it_ends() -> None:
 
 
 async def test_an_engine_that_hangs_again_and_again() -> None:
-    async with serving(ScriptRow(emit=("la ", "la"))) as server:
+    async with serving(ScriptRow(emit=("la ", "la")), decode_timeout=DECODE_TIMEOUT) as server:
         for _ in range(2):
             server.backend.steps_may_end.clear()
             assert await server.error() == (500, "server_error", "server_error")

@@ -294,3 +294,11 @@ async def test_then_die_settles_those_who_wait_for_a_slot() -> None:
         fates.check(streams=2, json=1)
         assert sorted(text_of(response) for response in fates.responses) == ["", "last words"]
         await assert_takes_no_work(served)
+
+
+async def test_no_end_token_among_logprobs_when_an_answer_ends_in_half_a_character() -> None:
+    async with serving_script(ScriptRow(emit=("a",), emit_bytes=("f09f",))) as served:
+        response = await served.create(top_logprobs=1)
+    (part,) = response["output"][0]["content"]
+    assert part["text"] == "a\N{REPLACEMENT CHARACTER}"
+    assert [entry["bytes"] for entry in part["logprobs"]] == [[0x61], [0xF0, 0x9F]]

@@ -1,18 +1,16 @@
 """Cancels what runs in a nursery at each of its checkpoints in turn.
 
-Between two checkpoints a task cannot be cancelled, so there are as many ways to be cancelled as there are task
-steps.
+Between two checkpoints a task cannot be cancelled, so there are as many ways to be cancelled as tasks take steps.
 """
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
 
 
 class CancelAtStep(trio.abc.Instrument):
@@ -43,25 +41,10 @@ class CancelAtStep(trio.abc.Instrument):
 
 
 async def cancelled_at(step: int, scenario: Callable[[], Awaitable[object]]) -> bool:
-    """Run ``scenario`` in a nursery that is cancelled at ``step``; whether it came to that.
-
-    Nothing that it started may run on.
-    """
-    before = trio.lowlevel.current_statistics().tasks_living
+    """Run ``scenario`` in a nursery that is cancelled at ``step``; whether it came to that."""
     async with trio.open_nursery() as nursery:
         cancel = CancelAtStep(nursery, step)
         trio.lowlevel.add_instrument(cancel)
         nursery.start_soon(scenario)
     trio.lowlevel.remove_instrument(cancel)
-    assert trio.lowlevel.current_statistics().tasks_living == before
     return cancel.reached
-
-
-def every_step() -> Iterator[int]:
-    """All steps from 0 on."""
-    return itertools.count()
-
-
-def sampled_steps() -> Iterator[int]:
-    """The first 20 steps, then every 11th: for scenarios of many steps, where tests have to be fast."""
-    return itertools.chain(range(20), itertools.count(20, 11))

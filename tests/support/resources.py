@@ -33,7 +33,8 @@ class Resources(NamedTuple):
     memory: int
 
     def __str__(self) -> str:
-        return f"{self.threads} threads, {self.descriptors} descriptors, {self.memory / MEBIBYTE:.2f} MiB of memory"
+        memory = f"{self.memory / MEBIBYTE:.2f} MiB"
+        return f"{self.threads} threads, {self.descriptors} descriptors, {memory} of memory"
 
 
 def resources(pid: int | None = None) -> Resources:
@@ -79,17 +80,21 @@ async def serving_process(
 
     Only errors are logged, to this process's stderr. The block may take ``within`` seconds.
     """
+    process = _start(directory, rows, flags)
+    with running(process), trio.fail_after(within):
+        url = await trio.to_thread.run_sync(line_of, process)
+        async with http_client(url) as client:
+            yield ServerProcess(url, client, process)
+
+
+def _start(directory: Path, rows: tuple[ScriptRow, ...], flags: tuple[str, ...]) -> subprocess.Popen[str]:
     script = directory / "script.jsonl"
     script.write_bytes(b"\n".join(map(msgspec.json.encode, rows)))
     command = [sys.executable, "-m", "mlxcel_trio.testing", "--script", str(script), "--port", "0"]
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [*command, "--log-level", "error", *flags],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if not name.startswith("MLXCEL_")},
         stdout=subprocess.PIPE,
         text=True,
     )
-    with running(process), trio.fail_after(within):
-        url = await trio.to_thread.run_sync(line_of, process)
-        async with http_client(url) as client:
-            yield ServerProcess(url, client, process)

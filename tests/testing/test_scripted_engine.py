@@ -10,7 +10,7 @@ import trio
 
 from mlxcel_trio.core.messages import ChatMessage
 from mlxcel_trio.core.sampling import SamplingParameters
-from mlxcel_trio.engine.backend import Sampled
+from mlxcel_trio.engine.backend import Logprobs, Sampled
 from mlxcel_trio.errors import ConfigurationError, EngineFailureError, EngineUnavailableError
 from mlxcel_trio.testing.script import Script, ScriptRow
 from mlxcel_trio.testing.scripted_backend import scripted_engine
@@ -119,6 +119,18 @@ async def test_the_token_budget_holds() -> None:
     async with engine_for(ScriptRow(emit=("a", "b", "c"))) as engine:
         text, sampled = await answer(engine, user("x"), max_tokens=2)
     assert (text, sampled[-1].finish_reason) == ("ab", "length")
+
+
+@pytest.mark.parametrize("alternatives", [None, 0, 1, 20])
+async def test_an_answer_is_certain(alternatives: int | None) -> None:
+    async with engine_for(ScriptRow(emit=("a", "b"))) as engine:
+        prompt = engine.tokenizer.render(user("x"))
+        with engine.generate(prompt.tokens, top_logprobs=alternatives) as sequence:
+            sampled = [event async for event in sequence if isinstance(event, Sampled)]
+    assert len(sampled) == 3
+    for event in sampled:
+        certain = Logprobs(0.0, ((event.token, 0.0),) if alternatives else ())
+        assert event.logprobs == (None if alternatives is None else certain)
 
 
 async def test_the_prompt_is_extended() -> None:
