@@ -134,7 +134,7 @@ async def serve_engine(
             async def close_in_time() -> None:
                 await shutdown.wait()
                 # A little before HTTP cuts connections, so that the last event still gets out.
-                grace = settings.graceful_timeout - min(1.0, settings.graceful_timeout / 10)
+                grace = settings.graceful_timeout - min(1.0, settings.graceful_timeout / 4)
                 responses.close_at(trio.current_time() + grace)
 
             url = await http_nursery.start(http)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
 import h11
+import pytest
 import trio
 from support.checkpoints import cancelled_at
 from support.http_server import CREATE, STREAM, Client
@@ -38,8 +39,6 @@ from mlxcel_trio.testing.scripted_backend import ScriptedBackend
 from mlxcel_trio.testing.scripted_tokenizer import ScriptedTokenizer, load_scripted_tokenizer
 
 if TYPE_CHECKING:
-    import pytest
-
     from mlxcel_trio.engine.api import Tokenizer
     from mlxcel_trio.engine.backend import LoadedModel
 
@@ -131,6 +130,31 @@ async def test_an_open_engine(monkeypatch: pytest.MonkeyPatch) -> None:
                 break
     assert step > 10
     assert_forgotten(EngineBridge, CountingBackend)
+
+
+async def generate_for_real() -> None:
+    """A loaded model and a sequence of it, to the end."""
+    async with open_engine(str(TINY_MODEL)) as engine:
+        prompt = engine.tokenizer.render([ChatMessage("user", "Count to 3")]).tokens
+        with engine.generate(prompt, sampling=SamplingParameters(temperature=0)) as sequence:
+            assert await sequence.text() == "1, 2, 3"
+
+
+@pytest.mark.long
+async def test_a_model_and_its_memory() -> None:
+    with trio.fail_after(LIMIT_SECONDS):
+        await generate_for_real()
+        import mlx.core as mx  # by now it has been imported as the engine wants it
+
+        gc.collect()
+        before = (mx.get_active_memory(), tasks(), resources().descriptors)
+        for step in itertools.count():
+            cancelled = await cancelled_at(step, generate_for_real)
+            gc.collect()
+            assert (mx.get_active_memory(), tasks(), resources().descriptors) == before
+            if not cancelled:
+                break
+    assert step > 10
 
 
 class ServedAttempt(Attempt):
@@ -231,13 +255,10 @@ async def cancel_runs(step: int) -> bool:
             sequence.stop()
 
     async def scenario() -> None:
-        with ExitStack() as held:
-            for run in runs:
-                held.callback(run.close)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(read)
-                nursery.start_soon(runs[1].run)
-                nursery.start_soon(answer)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            nursery.start_soon(runs[1].run)
+            nursery.start_soon(answer)
 
     cancelled = await cancelled_at(step, scenario)
     assert tasks() == before

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from support.resources import serving_process
 from support.served import LIMIT_SECONDS, ServerClient, checked_error, http_client, text_of
 
@@ -17,7 +18,7 @@ from mlxcel_trio.testing.script import Script, ScriptRow
 from mlxcel_trio.testing.scripted_backend import scripted_engine
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
     from support.http_server import Client
@@ -100,6 +101,13 @@ async def keep_alive(server: ServerClient, stack: AsyncExitStack, count: int) ->
     return clients
 
 
+@pytest.fixture(autouse=True)
+def _logs() -> Iterator[None]:
+    """Kept from the screen: to lay out tracebacks for it would take longer than there is to say good-bye."""
+    with capture_logs():
+        yield
+
+
 async def test_what_runs_may_finish_while_idle_connections_end_at_once() -> None:
     async with serving(graceful_timeout=LIMIT_SECONDS, keep_alive_timeout=LIMIT_SECONDS, parallel=4) as run:
         fates = Fates(run.server)
@@ -128,9 +136,8 @@ async def test_what_runs_may_finish_while_idle_connections_end_at_once() -> None
 
 
 async def test_what_still_runs_at_the_end_of_the_grace_period_is_told() -> None:
-    async with serving(graceful_timeout=0.5, parallel=5) as run:
+    async with serving(graceful_timeout=2, parallel=5) as run:
         fates = Fates(run.server)
-        started = trio.current_time()
         async with trio.open_nursery() as nursery:
             for text in ("endless", "endless", "prefill"):
                 nursery.start_soon(fates.stream, text)
@@ -143,7 +150,7 @@ async def test_what_still_runs_at_the_end_of_the_grace_period_is_told() -> None:
             started = trio.current_time()
             run.stop()
         await run.ended.wait()
-        assert trio.current_time() - started > 0.4
+        assert trio.current_time() - started > 1.7
     assert [response["status"] for response in fates.streamed] == ["failed"] * 4
     assert {response["error"]["code"] for response in fates.streamed} == {"server_error"}
     assert all("shutting down" in response["error"]["message"] for response in fates.streamed)
@@ -154,7 +161,7 @@ async def test_what_still_runs_at_the_end_of_the_grace_period_is_told() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_process_that_gets_a_signal(number: signal.Signals, tmp_path: Path) -> None:
     """What fits into the grace period is finished, the rest is told, and the process ends with 0."""
-    flags = ("--graceful-timeout", "1.5", "--parallel", "5")
+    flags = ("--graceful-timeout", "2", "--parallel", "5")
     async with serving_process(tmp_path, *ROWS, flags=flags) as server:
         fates = Fates(server)
         async with AsyncExitStack() as stack, trio.open_nursery() as nursery:

@@ -1,6 +1,6 @@
 """Cancels what runs in a nursery at each of its checkpoints in turn.
 
-Between two checkpoints a task cannot be cancelled, so there are as many ways to be cancelled as tasks take steps.
+Between two checkpoints no task can be cancelled: there are as many ways to be cancelled as tasks take steps.
 """
 
 from __future__ import annotations
