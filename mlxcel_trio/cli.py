@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     import trio
 
+SWITCH_SECONDS = 0.0005
+"""Python's thread switch interval in the server's own process; an embedder's is left alone."""
+
 STOP_SECONDS = 5.0
 """What a server may take to stop once no request runs: the engine thread ends after the step in progress."""
 
@@ -75,6 +78,8 @@ def run_server(serve: Callable[..., Awaitable[None]], *, graceful_timeout: float
     """
     import trio
 
+    # While the engine thread builds a step it gives the interpreter up once in so long: HTTP waits for that.
+    sys.setswitchinterval(SWITCH_SECONDS)
     trio.run(_serve_until_signalled, serve, graceful_timeout)
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from mlxcel_trio.core.sampling import NO_ADJUSTMENTS, LogitAdjustments, SamplingParameters
 from mlxcel_trio.engine.backend import Backend, LoadedModel, Prefilled, Row, RowEvent, RowFailed, Sampled
-from mlxcel_trio.engine.bridge import STILL_LOADING, EngineBridge, EngineState
+from mlxcel_trio.engine.bridge import UNAVAILABLE, EngineBridge, EngineState
 from mlxcel_trio.errors import EngineFailureError, EngineUnavailableError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -125,19 +125,23 @@ class Engine:
         self._load = load
         self._tokenizer: Tokenizer | None = None
         self._bridge: EngineBridge | None = None
+        self._ended = False
         self._row_ids = itertools.count()
 
     async def run(self, *, task_status: trio.TaskStatus[LoadedModel] = trio.TASK_STATUS_IGNORED) -> None:
         """Load the model and generate until cancelled; see :meth:`EngineBridge.run`."""
-        self._tokenizer, backend = await trio.to_thread.run_sync(self._load)
-        self._bridge = EngineBridge(backend, decode_timeout=self._decode_timeout)
-        await self._bridge.run(task_status=task_status)
+        try:
+            self._tokenizer, backend = await trio.to_thread.run_sync(self._load)
+            self._bridge = EngineBridge(backend, decode_timeout=self._decode_timeout)
+            await self._bridge.run(task_status=task_status)
+        finally:
+            self._ended = True
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Renders prompts and turns tokens into text; safe to use from worker threads."""
         if self._tokenizer is None:
-            raise EngineUnavailableError(STILL_LOADING)
+            raise EngineUnavailableError(UNAVAILABLE[self.statistics().state])
         return self._tokenizer
 
     @property
@@ -186,7 +190,7 @@ class Engine:
         """Counts as of the last finished step; never raises."""
         bridge = self._bridge
         if bridge is None:
-            return EngineStatistics("loading", 0, 0, 0)
+            return EngineStatistics("stopped" if self._ended else "loading", 0, 0, 0)
         return EngineStatistics(bridge.state, bridge.rows, bridge.steps, bridge.sampled_tokens)
 
     async def wait_drained(self) -> None:
@@ -195,5 +199,5 @@ class Engine:
 
     def _loaded_bridge(self) -> EngineBridge:
         if self._bridge is None:
-            raise EngineUnavailableError(STILL_LOADING)
+            raise EngineUnavailableError(UNAVAILABLE[self.statistics().state])
         return self._bridge

@@ -25,13 +25,16 @@ if TYPE_CHECKING:
 EngineState = Literal["loading", "running", "hanging", "stopped"]
 """``hanging``: a step has taken longer than it may; if it ends after all, the engine is running again."""
 
-STILL_LOADING = "The engine is still loading; try again shortly."
-_UNAVAILABLE: dict[EngineState, str] = {
-    "loading": STILL_LOADING,
+UNAVAILABLE: dict[EngineState, str] = {
+    "loading": "The engine is still loading; try again shortly.",
     "hanging": "The engine hangs in a step. Restart the server if that lasts.",
     "stopped": "The engine has stopped. Restart the server.",
 }
 
+
+GATHER_SECONDS = 0.05
+GATHER_PAUSE_SECONDS = 0.004
+"""An idle engine that gets a row waits for more until none has come for the pause, or so long in all."""
 
 STOP_WARNING_SECONDS = 10.0
 """How long a stop may wait for the step in progress before whoever waits for it is told why."""
@@ -111,7 +114,7 @@ class EngineBridge:
         :raises EngineUnavailableError: the engine is loading or has stopped.
         """
         if self.state != "running":
-            raise EngineUnavailableError(_UNAVAILABLE[self.state])
+            raise EngineUnavailableError(UNAVAILABLE[self.state])
 
     def insert_nowait(self, row: Row, deliver: Callable[[RowEvent], None]) -> None:
         """Hand a row to the engine. ``deliver`` is called in the trio thread and must not raise.
@@ -144,7 +147,7 @@ class EngineBridge:
         :raises EngineUnavailableError: it is still loading.
         """
         if self._model is None:
-            raise EngineUnavailableError(STILL_LOADING)
+            raise EngineUnavailableError(UNAVAILABLE["loading"])
         return self._model
 
     @property
@@ -205,8 +208,8 @@ class EngineBridge:
         active: set[int] = set()
         while True:
             with self._wake:
-                while not (self._commands or active or self._stop):
-                    self._wake.wait()
+                if not active:
+                    self._on_engine_idle()
                 if self._stop:
                     return
                 commands = list(self._commands)
@@ -219,6 +222,14 @@ class EngineBridge:
                 active.difference_update(event.row_id for event in events if _ends_row(event))
                 token.run_sync_soon(self._on_stepped, events)
             self._busy_since = None
+
+    def _on_engine_idle(self) -> None:
+        """Wait for commands. Rows seldom come alone: what follows the first at once can prefill with it."""
+        while not (self._commands or self._stop):
+            self._wake.wait()
+        deadline = time.monotonic() + GATHER_SECONDS
+        while not self._stop and time.monotonic() < deadline and self._wake.wait(GATHER_PAUSE_SECONDS):
+            pass  # one more has come
 
     def _on_engine_apply(self, commands: list[Row | int], active: set[int]) -> list[int]:
         removed = []

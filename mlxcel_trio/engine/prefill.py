@@ -8,7 +8,8 @@ Rows begin in the order in which they came. Every other unit belongs to the olde
 prompt goes on at half speed at least. The units between let the next row begin and then favour the row
 with the least left, so that a short prompt never waits for the whole of a long one.
 
-While no row decodes there is nobody to hold up, and more short prompts may share a unit.
+Prompts that wait while no row decodes come together and are answered together: more of them may share a
+unit, also once the first of them decode. Rows that decoded before them are not held up, for there were none.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-_IDLE_FACTOR = 4
+_BURST_FACTOR = 4
 
 
 class Chunk(NamedTuple):
@@ -32,13 +33,14 @@ class _Prompt:
     row_id: int
     left: int
     begun: bool = False
+    in_burst: bool = False
 
 
 class PrefillSchedule:
     """Decides which prompt tokens are next.
 
-    ``unit_tokens`` bounds a chunk, and a unit with its padding; while nobody decodes a unit of several
-    chunks may have four times as many.
+    ``unit_tokens`` bounds a chunk, and a unit with its padding. A unit of several prompts that waited while
+    nobody decoded may have four times as many.
     """
 
     def __init__(self, unit_tokens: int) -> None:
@@ -62,12 +64,15 @@ class PrefillSchedule:
         """
         if not self._prompts:
             return []
+        if idle:
+            for prompt in self._prompts.values():
+                prompt.in_burst = True
         leader = self._leader()
         leader.begun = True
         if leader.left > self._unit_tokens:
             leader.left -= self._unit_tokens
             return [Chunk(leader.row_id, self._unit_tokens, last=False)]
-        unit = [leader, *self._companions(leader, self._unit_tokens * (_IDLE_FACTOR if idle else 1))]
+        unit = [leader, *self._companions(leader)]
         for prompt in unit:
             del self._prompts[prompt.row_id]
         return [Chunk(prompt.row_id, prompt.left, last=True) for prompt in unit]
@@ -81,12 +86,13 @@ class PrefillSchedule:
         waiting = next((prompt for prompt in prompts if not prompt.begun), None)
         return waiting or min(prompts, key=lambda prompt: prompt.left)
 
-    def _companions(self, leader: _Prompt, unit_tokens: int) -> list[_Prompt]:
-        """Rows that finish their prompts together with ``leader``, all within ``unit_tokens``."""
+    def _companions(self, leader: _Prompt) -> list[_Prompt]:
+        """Rows that finish their prompts together with ``leader``."""
+        unit_tokens = self._unit_tokens * (_BURST_FACTOR if leader.in_burst else 1)
         companions: list[_Prompt] = []
         widest = leader.left
         for prompt in self._prompts.values():
-            if prompt is leader:
+            if prompt is leader or (leader.in_burst and not prompt.in_burst):
                 continue
             width = max(widest, prompt.left)
             if width <= self._unit_tokens and width * (len(companions) + 2) <= unit_tokens:

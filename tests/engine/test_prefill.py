@@ -53,6 +53,19 @@ def test_while_nobody_decodes_more_short_prompts_share_a_unit_but_chunks_stay_sm
     assert prefills.next_unit(idle=True) == [Chunk(6, 100, last=False)]
 
 
+def test_a_burst_keeps_its_wide_units_once_its_first_rows_decode_and_later_rows_do_not_join() -> None:
+    prefills = schedule(100, *[50] * 12)
+    assert len(prefills.next_unit(idle=True)) == 8
+    prefills.add(12, 50)
+    assert [chunk.row_id for chunk in prefills.next_unit()] == [8, 9, 10, 11]
+    assert [chunk.row_id for chunk in prefills.next_unit()] == [12]
+
+
+def test_rows_that_come_while_others_decode_share_narrow_units() -> None:
+    prefills = schedule(100, *[50] * 4)
+    assert [len(prefills.next_unit()) for _ in range(2)] == [2, 2]
+
+
 def test_equal_long_prompts_end_in_order_and_the_first_is_not_last() -> None:
     ends = [unit[0][0] for unit in units(schedule(100, 250, 250, 250)) if unit[0][1] == 50]
     assert ends == [0, 1, 2]
