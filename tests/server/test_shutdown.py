@@ -150,7 +150,7 @@ async def test_what_still_runs_at_the_end_of_the_grace_period_is_told() -> None:
             started = trio.current_time()
             run.stop()
         await run.ended.wait()
-        assert trio.current_time() - started > 1.7
+        assert trio.current_time() - started > 1  # not before the time to say so had come
     assert [response["status"] for response in fates.streamed] == ["failed"] * 4
     assert {response["error"]["code"] for response in fates.streamed} == {"server_error"}
     assert all("shutting down" in response["error"]["message"] for response in fates.streamed)
