@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,7 +24,7 @@ from mlxcel_trio.engine.markup import Markup, new_sentinel
 from mlxcel_trio.errors import CorruptModelError, InvalidRequestError, UnsupportedModelError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from tokenizers import Tokenizer
@@ -203,7 +205,10 @@ def _read_pretrained(directory: Path) -> Any:
         from transformers import AutoTokenizer  # takes seconds and is of no use before a model is loaded
 
     try:
-        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+        with _warnings_kept_back():
+            return AutoTokenizer.from_pretrained(
+                str(directory), local_files_only=True, trust_remote_code=False
+            )
     except Exception as error:  # the libraries underneath raise bare exceptions
         if "trust_remote_code" in str(error):
             raise UnsupportedModelError(
@@ -215,6 +220,18 @@ def _read_pretrained(directory: Path) -> Any:
         raise CorruptModelError(
             f"The tokenizer in {directory} cannot be read: {one_line(error)}. Download the model again."
         ) from None
+
+
+@contextmanager
+def _warnings_kept_back() -> Iterator[None]:
+    """transformers warns of model types it does not know; whether the engine does, the engine will say."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
