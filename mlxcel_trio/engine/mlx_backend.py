@@ -6,7 +6,7 @@ MLX is imported by ``load``, on the engine thread, so importing this module cost
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from mlxcel_trio.core.sampling import SamplingParameters
 from mlxcel_trio.engine.backend import LoadedModel, Row, RowEvent, RowFailed, Sampled
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mlxcel_trio.engine.blas import BlasReport
     from mlxcel_trio.engine.generator import TokenGenerator
     from mlxcel_trio.engine.row_batch import RowBatch
+    from mlxcel_trio.engine.weights import Dtype
 
 _CPU_CHUNK_TOKENS = 128
 _GPU_CHUNK_TOKENS = 512
@@ -43,7 +44,7 @@ class MlxBackend:
         parallel: int,
         prefill_chunk_size: int | None,
         context_window: int | None,
-        dtype: Literal["auto", "float32", "bfloat16", "float16"],
+        dtype: Dtype,
         end_tokens: frozenset[int],
     ) -> None:
         self._directory = directory
