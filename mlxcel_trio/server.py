@@ -23,14 +23,18 @@ from msgspec import Struct
 from mlxcel_trio.core.admission import Admission
 from mlxcel_trio.core.ids import IdFactory
 from mlxcel_trio.core.sampling import SamplingDefaults
+from mlxcel_trio.core.store import StoreLimits
 from mlxcel_trio.engine.mlx_engine import mlx_engine
 from mlxcel_trio.engine.models import ModelSource, cache_directory, resolve_model, sampling_defaults
 from mlxcel_trio.errors import ConfigurationError, EngineFailureError
 from mlxcel_trio.http.app import create_app
+from mlxcel_trio.http.usecases import UseCases
 from mlxcel_trio.http.worker import WorkerLimits, serve_http
 from mlxcel_trio.log import get_logger
 from mlxcel_trio.service.admission import Slots
+from mlxcel_trio.service.conversations import Conversations
 from mlxcel_trio.service.responses import Responses, ServedModel
+from mlxcel_trio.service.stored_responses import StoredResponses
 from mlxcel_trio.settings import read_api_key_file
 
 if TYPE_CHECKING:
@@ -103,9 +107,9 @@ async def serve_engine(
     :raises ConfigurationError: the address cannot be bound.
     :raises ModelError: the model cannot be loaded.
     """
-    responses = _responses(settings, engine, model)
+    responses, stored, conversations = _services(settings, engine, model)
     app = create_app(
-        responses,
+        UseCases(responses, stored, conversations),
         api_keys=settings.api_keys,
         allowed_origins=settings.allowed_origins,
         max_body_bytes=settings.max_body_bytes,
@@ -163,7 +167,9 @@ def _chat_template(path: Path | None) -> str | None:
         raise ConfigurationError(f"--chat-template-file '{path}' cannot be read: {reason}.") from None
 
 
-def _responses(settings: Settings, engine: Engine, model: Model) -> Responses:
+def _services(
+    settings: Settings, engine: Engine, model: Model
+) -> tuple[Responses, StoredResponses, Conversations]:
     canonical, *others = dict.fromkeys((*settings.aliases, *model.names))
     served = ServedModel(
         names=dict.fromkeys((canonical, *others, RESERVED_ALIAS), canonical),
@@ -171,12 +177,40 @@ def _responses(settings: Settings, engine: Engine, model: Model) -> Responses:
         sampling=_sampling(settings, model.sampling),
         created=int(time.time()),
     )
-    return Responses(
+    new_id = IdFactory(secrets.token_bytes).new
+    stored = StoredResponses(_response_limits(settings), clock=trio.current_time)
+    conversations = Conversations(
+        _conversation_limits(settings),
+        new_id=new_id,
+        clock=trio.current_time,
+        wall_clock=time.time,
+        find_item=stored.find_item,
+    )
+    responses = Responses(
         engine,
         served,
         Slots(Admission(settings.parallel, settings.max_queue_depth)),
-        new_id=IdFactory(secrets.token_bytes).new,
+        stored,
+        conversations,
+        new_id=new_id,
         wall_clock=time.time,
+    )
+    return responses, stored, conversations
+
+
+def _response_limits(settings: Settings) -> StoreLimits:
+    return StoreLimits(
+        max_entries=settings.responses_store_max_entries,
+        max_bytes=settings.responses_store_max_bytes,
+        ttl_seconds=settings.responses_store_ttl_secs,
+    )
+
+
+def _conversation_limits(settings: Settings) -> StoreLimits:
+    return StoreLimits(
+        max_entries=settings.conversation_store_max_entries,
+        max_bytes=settings.conversation_store_max_bytes,
+        ttl_seconds=settings.conversation_store_ttl_secs,
     )
 
 

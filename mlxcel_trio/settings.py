@@ -155,6 +155,74 @@ class Settings(Struct, frozen=True, kw_only=True):
             unit="seconds",
         ),
     ] = 15.0
+    responses_store_max_entries: Annotated[
+        int,
+        Option(
+            whole_number(0),
+            "Responses kept for later requests; 0 keeps none and refuses what needs them.",
+            unit="responses",
+            variable="LLAMA_ARG_RESPONSES_STORE_MAX_ENTRIES",
+        ),
+    ] = 1024
+    responses_store_max_bytes: Annotated[
+        int,
+        Option(
+            whole_number(0),
+            "Approximate memory for kept responses; with 0 each is dropped at once.",
+            unit="bytes",
+        ),
+    ] = 256 * 1024 * 1024
+    responses_store_ttl_secs: Annotated[
+        int,
+        Option(
+            whole_number(0),
+            "Age at which a kept response is dropped; 0 is none.",
+            unit="seconds",
+            variable="LLAMA_ARG_RESPONSES_STORE_TTL_SECS",
+        ),
+    ] = 3600
+    responses_background_max_jobs: Annotated[
+        int,
+        Option(
+            whole_number(0),
+            "Background responses that may be unfinished at once; 0 turns background mode off.",
+            unit="responses",
+        ),
+    ] = 64
+    responses_background_ephemeral_ttl_secs: Annotated[
+        int,
+        Option(
+            whole_number(1),
+            "Time for which a finished background response with store: false can be polled.",
+            unit="seconds",
+        ),
+    ] = 600
+    conversation_store_max_entries: Annotated[
+        int,
+        Option(
+            whole_number(0),
+            "Conversations kept; 0 keeps none and refuses what needs them.",
+            unit="conversations",
+            variable="LLAMA_ARG_CONVERSATION_STORE_MAX_ENTRIES",
+        ),
+    ] = 256
+    conversation_store_max_bytes: Annotated[
+        int,
+        Option(
+            whole_number(0),
+            "Approximate memory for kept conversations; with 0 each is dropped at once.",
+            unit="bytes",
+        ),
+    ] = 64 * 1024 * 1024
+    conversation_store_ttl_secs: Annotated[
+        int,
+        Option(
+            whole_number(0),
+            "Time after its last turn at which a conversation is dropped; 0 is none.",
+            unit="seconds",
+            variable="LLAMA_ARG_CONVERSATION_STORE_TTL_SECS",
+        ),
+    ] = 3600
     graceful_timeout: Annotated[
         float,
         Option(

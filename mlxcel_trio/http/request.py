@@ -33,12 +33,14 @@ class ApiRequest(TrioRequest):
 
     What is pushed on ``resources`` is released when the request ends, however it ends: answered, failed, or
     given up by the client, be it before the first byte of the answer. ``response_id`` goes into the log.
+    ``owner`` stands for the API key that the request carries, ``None`` on a server without keys.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.resources = AsyncExitStack()
         self.response_id: str | None = None
+        self.owner: str | None = None
 
 
 def current_request() -> ApiRequest:

@@ -1,38 +1,45 @@
 """Bytes to structs and back.
 
-Requests are decoded straight into :class:`CreateResponse`. A failure becomes an
-:class:`InvalidRequestError` whose ``param`` is the path of the offending field in the API's own notation:
-msgspec says ``$.input[0].role``, the error says ``input[0].role``.
+Requests are decoded straight into their structs. A failure becomes an :class:`InvalidRequestError` whose
+``param`` is the path of the offending field in the API's own notation: msgspec says ``$.input[0].role``,
+the error says ``input[0].role``.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from mlxcel_trio.errors import InvalidRequestError
-from mlxcel_trio.protocol.requests import CreateResponse
 
-_create_decoder = msgspec.json.Decoder(CreateResponse)
+T = TypeVar("T", bound=Struct)
+
 _encoder = msgspec.json.Encoder()
 
 
 class _ItemsOnly(Struct):
-    input: list[dict[str, Any]]
+    input: list[dict[str, Any]] = []
+    items: list[dict[str, Any]] = []
 
 
-def decode_create(body: bytes | memoryview) -> CreateResponse:
-    """Decode the body of a create request without copying it.
+@cache
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(kind)
+
+
+def decode(body: bytes | memoryview, kind: type[T]) -> T:
+    """Decode the body of a request without copying it.
 
     ``Raw`` fields of the result are views that keep ``body`` alive.
 
     :raises InvalidRequestError: malformed JSON, bad UTF-8, a wrong type, nesting too deep.
     """
     try:
-        return _create_decoder.decode(body)
+        decoded: T = _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
         raise _wrong_type(error, body) from None
     except msgspec.DecodeError as error:
@@ -42,6 +49,7 @@ def decode_create(body: bytes | memoryview) -> CreateResponse:
         raise InvalidRequestError("The request body is not valid UTF-8. Encode the JSON in UTF-8.") from None
     except RecursionError:
         raise InvalidRequestError("The request body is nested too deeply. Flatten it.") from None
+    return decoded
 
 
 def encode(message: Struct) -> bytes:
@@ -61,11 +69,12 @@ def _wrong_type(error: msgspec.ValidationError, body: bytes | memoryview) -> Inv
 
 def _item_type(path: str, body: bytes | memoryview) -> str | None:
     """The type of the input item that ``path`` leads into; a field may be wrong since the item is foreign."""
-    match = re.match(r"input\[(\d+)\]\.", path)
+    match = re.match(r"(input|items)\[(\d+)\]\.", path)
     if match is None:
         return None
     try:
-        item = msgspec.json.decode(body, type=_ItemsOnly).input[int(match[1])]
+        items = msgspec.json.decode(body, type=_ItemsOnly)
+        item = getattr(items, match[1])[int(match[2])]
     except (msgspec.MsgspecError, UnicodeError, RecursionError, IndexError):
         return None  # something else is wrong too, further on
     name = item.get("type")

@@ -167,3 +167,18 @@ class Response(Struct, frozen=True, kw_only=True):
     prompt_cache_key: str | None = None
     user: str | None = None
     usage: Usage = Usage()
+
+
+class DeletedResponse(Struct, frozen=True, kw_only=True):
+    """What is left of a stored response."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class InputTokens(Struct, frozen=True, kw_only=True):
+    """The count of ``POST /v1/responses/input_tokens``."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import trio
 from msgspec import Struct
 
-from mlxcel_trio.core.emitter import Completed, Emitter, Ending, Failed, LengthStop
+from mlxcel_trio.core.emitter import Cancelled, Completed, Emitter, Ending, Failed, LengthStop
 from mlxcel_trio.core.logprobs import token_logprob
 from mlxcel_trio.core.parsing.output import OutputParser
 from mlxcel_trio.core.parsing.segments import ReasoningDelta
@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 
     from mlxcel_trio.core.admission import Ticket
     from mlxcel_trio.core.parsing.segments import Segment
+    from mlxcel_trio.core.transcript import StoredItem
     from mlxcel_trio.engine.api import Engine
     from mlxcel_trio.protocol.responses import TokenLogprob
     from mlxcel_trio.service.admission import Slots
     from mlxcel_trio.service.closing import ClosingTime
+    from mlxcel_trio.service.record import Record
 
 log = get_logger(__name__)
 
@@ -64,6 +66,7 @@ class ResponseRun:
         ticket: Ticket,
         generation: Generation,
         emitter: Emitter,
+        record: Record,
         stream: bool,
         wall_clock: Callable[[], float],
     ) -> None:
@@ -74,6 +77,10 @@ class ResponseRun:
         self._ticket = ticket
         self._generation = generation
         self._emitter = emitter
+        self._record = record
+        self._feed = _Feed()
+        self._generating = trio.CancelScope()
+        self._settled = False
         self._wall_clock = wall_clock
         self._parser = OutputParser(
             reasoning_markers=engine.tokenizer.reasoning_markers,
@@ -87,6 +94,26 @@ class ResponseRun:
     def response_id(self) -> str:
         """The id that every event and the final object carry."""
         return self._emitter.response.id
+
+    @property
+    def response(self) -> Response:
+        """The object as it stands: without output until the end, then the final one."""
+        return self._emitter.response
+
+    @property
+    def input_items(self) -> tuple[StoredItem, ...]:
+        """The items of the request, as they are listed."""
+        return self._record.dialogue.own
+
+    def cancel(self) -> Response:
+        """End an open run as cancelled, unless it has ended; returns the final object either way.
+
+        What was generated so far is kept. The terminal event is out when this returns; the engine lets go of
+        the row by the end of its step.
+        """
+        self._settle(Cancelled())
+        self._generating.cancel()
+        return self.response
 
     def close(self) -> None:
         """Give the queue place or slot back. Idempotent; never waits."""
@@ -102,14 +129,15 @@ class ResponseRun:
         than ``ping_interval`` seconds repeats ``response.in_progress``. Failures of generation are an
         event, never an exception.
         """
-        send, receive = trio.open_memory_channel[Event](math.inf)  # bounded by the token budget
+        self._feed.publish(self._emitter.start())
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._produce, _Feed(send), ping_interval)
-                yield receive
-                nursery.cancel_scope.cancel()
+            with self._record.live(self):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._produce, ping_interval)
+                    yield self._feed.reader
+                    nursery.cancel_scope.cancel()
         finally:
-            receive.close()
+            self._feed.reader.close()
             self.close()
 
     async def run(self) -> Response:
@@ -125,26 +153,36 @@ class ResponseRun:
             raise EngineFailureError(response.error.message)
         return response
 
-    async def _produce(self, feed: _Feed, ping_interval: float | None) -> None:
-        with feed:
-            feed.publish(self._emitter.start())
-            async with trio.open_nursery() as nursery:
-                if ping_interval:
-                    nursery.start_soon(self._ping_in_silence, feed, ping_interval)
-                ending = await self._generate_until_closing(feed)
-                nursery.cancel_scope.cancel()
-            feed.publish(self._emitter.finish(ending, self._usage(), int(self._wall_clock())))
+    async def _produce(self, ping_interval: float | None) -> None:
+        with self._feed:
+            ending: Ending = Cancelled()
+            with self._generating:
+                async with trio.open_nursery() as nursery:
+                    if ping_interval:
+                        nursery.start_soon(self._ping_in_silence, ping_interval)
+                    ending = await self._generate_until_closing()
+                    nursery.cancel_scope.cancel()
+            self._settle(ending)
 
-    async def _generate_until_closing(self, feed: _Feed) -> Ending:
+    def _settle(self, ending: Ending) -> None:
+        """End the response, once: whoever comes first decides how. It is stored before anybody is told."""
+        if self._settled:
+            return
+        self._settled = True
+        events = self._emitter.finish(ending, self._usage(), int(self._wall_clock()))
+        self._record.keep(self.response)
+        self._feed.publish(events)
+
+    async def _generate_until_closing(self) -> Ending:
         closed = ResponseError("server_error", "The server is shutting down. Send the request again later.")
         endings: list[Ending] = [Failed(closed)]
         with self._closing.scope():
-            endings.append(await self._generate(feed))
+            endings.append(await self._generate())
         return endings[-1]
 
-    async def _generate(self, feed: _Feed) -> Ending:
+    async def _generate(self) -> Ending:
         try:
-            return await self._decode(feed)
+            return await self._decode()
         except (EngineFailureError, EngineUnavailableError) as error:
             message = error.message
         except Exception:
@@ -154,7 +192,7 @@ class ResponseRun:
             self.close()
         return Failed(ResponseError("server_error", message))
 
-    async def _decode(self, feed: _Feed) -> Ending:
+    async def _decode(self) -> Ending:
         await self._slots.granted(self._ticket)
         generation = self._generation
         ending: Ending = Completed()
@@ -167,12 +205,12 @@ class ResponseRun:
         ) as sequence:
             async for event in sequence:
                 if isinstance(event, Sampled):
-                    self._take_token(sequence.text_of(event), self._logprob(event), feed)
+                    self._take_token(sequence.text_of(event), self._logprob(event))
                     if self._parser.stopped:
                         return Completed()
                     if event.finish_reason == "length":
                         ending = LengthStop()
-        self._publish(self._parser.finish(), feed)
+        self._publish(self._parser.finish())
         return Completed() if self._parser.stopped else ending
 
     def _logprob(self, event: Sampled) -> TokenLogprob | None:
@@ -185,7 +223,7 @@ class ResponseRun:
             [(spell(token), value) for token, value in event.logprobs.top],
         )
 
-    def _take_token(self, text: str, logprob: TokenLogprob | None, feed: _Feed) -> None:
+    def _take_token(self, text: str, logprob: TokenLogprob | None) -> None:
         parser = self._parser
         reasoning = parser.in_reasoning
         segments = parser.feed(text, logprob)
@@ -193,11 +231,12 @@ class ResponseRun:
         # The tokens of the markers count as reasoning too.
         reasoning = reasoning or parser.in_reasoning or any(isinstance(s, ReasoningDelta) for s in segments)
         self._reasoning_tokens += reasoning
-        self._publish(segments, feed)
+        self._publish(segments)
 
-    def _publish(self, segments: Iterable[Segment], feed: _Feed) -> None:
+    def _publish(self, segments: Iterable[Segment]) -> None:
         for segment in segments:
-            feed.publish(self._emitter.feed(segment))
+            if not self._settled:  # a token may be on its way while the response is cancelled
+                self._feed.publish(self._emitter.feed(segment))
 
     def _usage(self) -> Usage:
         input_tokens = len(self._generation.prompt.tokens)
@@ -208,10 +247,11 @@ class ResponseRun:
             total_tokens=input_tokens + self._output_tokens,
         )
 
-    async def _ping_in_silence(self, feed: _Feed, interval: float) -> None:
+    async def _ping_in_silence(self, interval: float) -> None:
+        feed = self._feed
         while True:
             await trio.sleep_until(feed.last_event_at + interval)
-            if trio.current_time() < feed.last_event_at + interval:
+            if self._settled or trio.current_time() < feed.last_event_at + interval:
                 continue
             if feed.unread:  # the reader is behind: it is not waiting for a sign of life
                 feed.last_event_at = trio.current_time()
@@ -220,9 +260,10 @@ class ResponseRun:
 
 
 class _Feed:
-    """The producer's end of the event channel; knows when it was last used. Closes it on exit."""
+    """The channel of events; leaving it ends the channel. Knows when it was last used."""
 
-    def __init__(self, send: trio.MemorySendChannel[Event]) -> None:
+    def __init__(self) -> None:
+        send, self.reader = trio.open_memory_channel[Event](math.inf)  # bounded by the token budget
         self._send = send
         self.last_event_at = trio.current_time()
 

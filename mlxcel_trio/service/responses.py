@@ -1,4 +1,4 @@
-"""The use case behind ``POST /v1/responses``: from a decoded request to a run that can begin."""
+"""Creating responses: from a decoded request to a run that can begin."""
 
 from __future__ import annotations
 
@@ -8,24 +8,32 @@ from typing import TYPE_CHECKING
 
 import trio
 from msgspec import Struct
+from msgspec.structs import replace
 
+from mlxcel_trio.core.dialogue import continue_dialogue
 from mlxcel_trio.core.emitter import Emitter
 from mlxcel_trio.core.history import to_messages
 from mlxcel_trio.core.sampling import SamplingDefaults
 from mlxcel_trio.core.skeleton import open_response
-from mlxcel_trio.core.validation import ValidationContext, validate_create
+from mlxcel_trio.core.transcript import EMPTY
+from mlxcel_trio.core.validation import ValidationContext, check_not_empty, validate_create
 from mlxcel_trio.engine.bridge import EngineState
 from mlxcel_trio.errors import InvalidRequestError, NotFoundError
 from mlxcel_trio.protocol.models import ModelList, ModelObject
+from mlxcel_trio.protocol.responses import InputTokens
 from mlxcel_trio.service.closing import ClosingTime
 from mlxcel_trio.service.pipeline import Generation, ResponseRun
+from mlxcel_trio.service.record import OpenDialogue, Record
 
 if TYPE_CHECKING:
+    from mlxcel_trio.core.dialogue import Dialogue
     from mlxcel_trio.core.plan import CreatePlan
     from mlxcel_trio.engine.api import Engine
     from mlxcel_trio.engine.tokenizer import RenderedPrompt
     from mlxcel_trio.protocol.requests import CreateResponse
     from mlxcel_trio.service.admission import Slots
+    from mlxcel_trio.service.conversations import Conversations
+    from mlxcel_trio.service.stored_responses import StoredResponses
 
 RENDER_THREADS = 2
 
@@ -67,6 +75,8 @@ class Responses:
         engine: Engine,
         model: ServedModel,
         slots: Slots,
+        stored: StoredResponses,
+        conversations: Conversations,
         *,
         new_id: Callable[[str], str],
         wall_clock: Callable[[], float],
@@ -74,22 +84,32 @@ class Responses:
         self._engine = engine
         self._model = model
         self._slots = slots
+        self._stored = stored
+        self._conversations = conversations
         self._new_id = new_id
         self._wall_clock = wall_clock
         self._closing = ClosingTime()
         self._render_limiter = trio.CapacityLimiter(RENDER_THREADS)
-        self._validation = ValidationContext(names=model.names, sampling=model.sampling, store_enabled=False)
+        self._validation = ValidationContext(
+            names=model.names,
+            sampling=model.sampling,
+            store_enabled=stored.enabled,
+            conversations_enabled=conversations.enabled,
+        )
 
-    async def prepare(self, request: CreateResponse) -> ResponseRun:
+    async def prepare(self, request: CreateResponse, owner: str | None) -> ResponseRun:
         """Validate, render and admit. Until the run is opened or closed it holds its queue place.
+
+        ``owner`` is whose stored state the request sees, and adds to.
 
         :raises InvalidRequestError: the request can never succeed.
         :raises EngineUnavailableError: the engine is loading or has stopped.
         :raises ServerOverloadedError: the queue is full.
         """
         plan = validate_create(request, self._validation)
+        opened = self._open_dialogue(plan, owner)
         self._check_logit_bias(plan)
-        generation = self._generation(plan, await self._render(plan))
+        generation = self._generation(plan, await self._render(plan, opened.dialogue))
         self._engine.check_running()
         response = open_response(plan, response_id=self._new_id("resp"), created_at=int(self._wall_clock()))
         return ResponseRun(
@@ -99,9 +119,21 @@ class Responses:
             ticket=self._slots.admit(),
             generation=generation,
             emitter=Emitter(response, self._new_id),
+            record=Record(self._stored, self._conversations, owner=owner, plan=plan, opened=opened),
             stream=plan.stream,
             wall_clock=self._wall_clock,
         )
+
+    async def count_input_tokens(self, request: CreateResponse, owner: str | None) -> InputTokens:
+        """The length of the prompt that the request would have. The model may be left out.
+
+        :raises InvalidRequestError: the request can never succeed.
+        """
+        if request.model is None:
+            request = replace(request, model=next(iter(self._model.names)))
+        plan = validate_create(request, self._validation)
+        prompt = await self._render(plan, self._open_dialogue(plan, owner).dialogue)
+        return InputTokens(input_tokens=len(prompt.tokens))
 
     def close_at(self, deadline: float) -> None:
         """End what is still running at ``deadline``, in trio's time: its clients get a failed response."""
@@ -135,6 +167,17 @@ class Responses:
             sampled_tokens=engine.sampled_tokens,
         )
 
+    def _open_dialogue(self, plan: CreatePlan, owner: str | None) -> OpenDialogue:
+        history, existed = EMPTY, False
+        if plan.previous_response_id is not None:
+            history = self._stored.history(owner, plan.previous_response_id)
+        elif plan.conversation is not None:
+            history, existed = self._conversations.open(owner, plan.conversation.id)
+        find_item = partial(self._conversations.find_item, owner)
+        dialogue = continue_dialogue(history, plan.items, find_item=find_item, new_id=self._new_id)
+        check_not_empty(dialogue.items, plan.instructions)
+        return OpenDialogue(dialogue, existed)
+
     def _check_logit_bias(self, plan: CreatePlan) -> None:
         size = self._engine.model.vocabulary_size
         unknown = [token for token, _ in plan.adjustments.logit_bias if token >= size]
@@ -158,8 +201,8 @@ class Responses:
             stops=plan.stop,
         )
 
-    async def _render(self, plan: CreatePlan) -> RenderedPrompt:
-        messages = to_messages(plan.items, plan.instructions)
+    async def _render(self, plan: CreatePlan, dialogue: Dialogue) -> RenderedPrompt:
+        messages = to_messages(dialogue.items, plan.instructions)
         render = partial(self._engine.tokenizer.render, messages, template_kwargs=plan.template_kwargs)
         # Rendering has no effects, so a cancelled request need not wait for it.
         return await trio.to_thread.run_sync(render, limiter=self._render_limiter, abandon_on_cancel=True)

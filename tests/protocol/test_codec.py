@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxcel_trio.errors import InvalidRequestError
-from mlxcel_trio.protocol.codec import decode_create
+from mlxcel_trio.protocol.codec import decode
 from mlxcel_trio.protocol.requests import CreateResponse
 
 
@@ -37,7 +37,7 @@ from mlxcel_trio.protocol.requests import CreateResponse
 )
 def test_wrong_types_name_the_field(body: str, param: str | None) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        decode_create(body.encode())
+        decode(body.encode(), CreateResponse)
     assert caught.value.param == param
     if param is not None:
         assert param in caught.value.message
@@ -46,7 +46,7 @@ def test_wrong_types_name_the_field(body: str, param: str | None) -> None:
 def test_a_field_of_a_foreign_item_names_the_items_type() -> None:
     body = b'{"input": [{"type": "message"}, {"type": "computer_call_output", "output": {"a": 1}}]}'
     with pytest.raises(InvalidRequestError, match="computer_call_output") as caught:
-        decode_create(body)
+        decode(body, CreateResponse)
     assert caught.value.param == "input[1].output"
 
 
@@ -68,20 +68,20 @@ def test_a_field_of_a_foreign_item_names_the_items_type() -> None:
 )
 def test_bad_bodies(body: bytes) -> None:
     with pytest.raises(InvalidRequestError):
-        decode_create(body)
+        decode(body, CreateResponse)
 
 
 def test_null_equals_absent() -> None:
     names = {field.name for field in msgspec.structs.fields(CreateResponse)}
     body = msgspec.json.encode(dict.fromkeys(names))
-    assert msgspec.structs.asdict(decode_create(body)).keys() == names
-    for name, value in msgspec.structs.asdict(decode_create(body)).items():
+    assert msgspec.structs.asdict(decode(body, CreateResponse)).keys() == names
+    for name, value in msgspec.structs.asdict(decode(body, CreateResponse)).items():
         assert value is None or bytes(value) == b"null", name
 
 
 def test_unknown_keys_are_ignored_everywhere() -> None:
     body = b'{"x": 1, "input": [{"role": "user", "x": 1, "content": [{"type": "input_text", "x": []}]}]}'
-    request = decode_create(body)
+    request = decode(body, CreateResponse)
     assert isinstance(request.input, list)
     assert request.input[0].role == "user"
 
@@ -98,10 +98,10 @@ def test_unknown_keys_are_ignored_everywhere() -> None:
 )
 def test_a_wrong_type_with_more_wrong_behind_it(rest: bytes) -> None:
     with pytest.raises(InvalidRequestError):
-        decode_create(b'{"input": [{"type": "x", "output": 3}' + rest)
+        decode(b'{"input": [{"type": "x", "output": 3}' + rest, CreateResponse)
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_decode_or_are_refused(body: bytes) -> None:
     with contextlib.suppress(InvalidRequestError):
-        decode_create(body)
+        decode(body, CreateResponse)

@@ -14,8 +14,8 @@
 ``not_yet``               features with a place in the API that are not built yet
 ========================  ==========================================================
 
-A chained request is checked in two steps: :func:`validate_create` sees the request alone, and whoever adds
-the history calls :func:`check_not_empty` and :func:`check_tool_pairing` on the whole.
+A request is checked in two steps: :func:`validate_create` sees the request alone, and whoever adds the
+history calls :func:`check_not_empty` and :func:`check_tool_pairing` on the whole.
 """
 
 from mlxcel_trio.core.validation.create import ValidationContext, validate_create

@@ -18,9 +18,8 @@ from mlxcel_trio.core.validation.fields import (
     read_template_kwargs,
     wants_logprobs,
 )
-from mlxcel_trio.core.validation.items import check_not_empty, read_input
+from mlxcel_trio.core.validation.items import read_input
 from mlxcel_trio.core.validation.not_yet import refuse_unbuilt
-from mlxcel_trio.core.validation.pairing import check_tool_pairing
 from mlxcel_trio.core.validation.refusals import listed, missing, shown
 from mlxcel_trio.core.validation.state import check_state, read_conversation
 from mlxcel_trio.core.validation.text_format import read_text
@@ -41,20 +40,23 @@ class ValidationContext(Struct, frozen=True):
     names: Mapping[str, str]
     sampling: SamplingDefaults
     store_enabled: bool
+    conversations_enabled: bool
     ignore_unsupported_tools: bool = False
 
 
 def validate_create(request: CreateResponse, context: ValidationContext) -> CreatePlan:
     """Apply every default and every limit that needs neither engine nor store.
 
-    The plan shares no memory with the request body. With ``previous_response_id`` or ``conversation`` the
-    pairing of calls and an empty conversation are left to the caller, who knows the history.
+    The plan shares no memory with the request body. Pairing of calls and an empty dialogue are left to the
+    caller, who knows the history: see :func:`~mlxcel_trio.core.dialogue.continue_dialogue`.
 
     :raises InvalidRequestError: ``param`` is the path of the first offending field.
     """
     model = _read_model(request.model, context.names)
     check_fields(request)
-    check_state(request, store_enabled=context.store_enabled)
+    check_state(
+        request, store_enabled=context.store_enabled, conversations_enabled=context.conversations_enabled
+    )
     tools = read_tools(request.tools, ignore_unsupported=context.ignore_unsupported_tools)
     plan = CreatePlan(
         model=model,
@@ -85,8 +87,8 @@ def validate_create(request: CreateResponse, context: ValidationContext) -> Crea
         prompt_cache_key=request.prompt_cache_key,
         user=request.user,
     )
-    if plan.previous_response_id is None and plan.conversation is None:
-        _check_alone(request, plan)
+    if request.input is None and plan.previous_response_id is None and plan.conversation is None:
+        raise missing("input", "a string or a list of items")
     refuse_unbuilt(request, plan)
     return plan
 
@@ -96,10 +98,3 @@ def _read_model(name: str | None, names: Mapping[str, str]) -> str:
         return names[name]
     problem = "'model' is missing." if name is None else f"No model {shown(name)} is loaded here."
     raise InvalidRequestError(f"{problem} Use one of {listed(names)}.", param="model", code="model_not_found")
-
-
-def _check_alone(request: CreateResponse, plan: CreatePlan) -> None:
-    if request.input is None:
-        raise missing("input", "a string or a list of items")
-    check_tool_pairing(plan.items)
-    check_not_empty(plan.items, plan.instructions)

@@ -76,7 +76,7 @@ def check_fields(request: CreateResponse) -> None:
     if request.text is not None:
         check_choice("text.verbosity", request.text.verbosity, _VERBOSITIES)
     _check_logit_bias(request.logit_bias or {})
-    _check_metadata(request.metadata or {})
+    check_metadata(request.metadata or {})
 
 
 def read_sampling(request: CreateResponse, defaults: SamplingDefaults) -> SamplingParameters:
@@ -163,7 +163,11 @@ def _check_logit_bias(biases: Mapping[str, float]) -> None:
             )
 
 
-def _check_metadata(metadata: Mapping[str, str]) -> None:
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """Check the number of pairs and the lengths of keys and values.
+
+    :raises InvalidRequestError: a limit is exceeded.
+    """
     if len(metadata) > MAX_METADATA_PAIRS:
         raise invalid("metadata", f"{len(metadata)} pairs are too many. Send at most {MAX_METADATA_PAIRS}.")
     for key, value in metadata.items():

@@ -32,8 +32,8 @@ _REASONING_PARTS = ("reasoning_text", "text")
 _SUMMARY_PARTS = ("summary_text",)
 
 
-def read_input(value: str | list[InputItem] | None) -> tuple[InputItem, ...]:
-    """The request's own items: a string is one user message, every item gets its type.
+def read_input(value: str | list[InputItem] | None, path: str = "input") -> tuple[InputItem, ...]:
+    """The items of the field at ``path``: a string is one user message, every item gets its type.
 
     :raises InvalidRequestError: an unknown type or role, a missing field, a part that does not belong there.
     """
@@ -41,7 +41,7 @@ def read_input(value: str | list[InputItem] | None) -> tuple[InputItem, ...]:
         return ()
     if isinstance(value, str):
         return (InputItem(type="message", role="user", content=value),)
-    return tuple(_read_item(item, f"input[{index}]") for index, item in enumerate(value))
+    return tuple(_read_item(item, f"{path}[{index}]") for index, item in enumerate(value))
 
 
 def check_not_empty(items: Sequence[InputItem], instructions: str | None) -> None:

@@ -46,10 +46,7 @@ def _item(item_type: str) -> _Finder:
 _NOT_YET: tuple[_Finder, ...] = (
     _field("tools", lambda _, plan: plan.tools),
     _field("text.format", lambda _, plan: not isinstance(plan.text.format, PlainTextFormat)),
-    _field("previous_response_id", lambda _, plan: plan.previous_response_id is not None),
-    _field("conversation", lambda _, plan: plan.conversation),
     _field("background", lambda _, plan: plan.background),
     _field("context_management", lambda request, _: request.context_management),
-    _item("item_reference"),
     _item("compaction"),
 )

@@ -18,7 +18,7 @@ MAX_COMPACT_THRESHOLD = 100_000_000
 _CONVERSATION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def check_state(request: CreateResponse, *, store_enabled: bool) -> None:
+def check_state(request: CreateResponse, *, store_enabled: bool, conversations_enabled: bool) -> None:
     """Check what may not be combined, and what this server cannot keep.
 
     :raises InvalidRequestError: naming one of the fields.
@@ -39,6 +39,13 @@ def check_state(request: CreateResponse, *, store_enabled: bool) -> None:
                 param="previous_response_id",
                 code="store_disabled",
             )
+    if request.conversation is not None and not conversations_enabled:
+        raise InvalidRequestError(
+            "'conversation' needs the conversation store, which is disabled on this server. "
+            "Send the whole history in 'input'.",
+            param="conversation",
+            code="store_disabled",
+        )
     _check_context_management(request.context_management or [])
 
 
