@@ -4,9 +4,11 @@
 
     serve
      `- engine nursery - the engine and its thread
-         `- http nursery - listeners, connections, requests
+         `- jobs nursery - background responses
+             `- http nursery - listeners, connections, requests
 
-Leaving unwinds inside out: HTTP stops first, then the engine thread is joined.
+Leaving unwinds inside out: HTTP stops first, jobs that nobody could poll any more are cancelled, then the
+engine thread is joined.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from msgspec import Struct
 
 from mlxcel_trio.core.admission import Admission
 from mlxcel_trio.core.ids import IdFactory
+from mlxcel_trio.core.jobs import ActiveJobs
 from mlxcel_trio.core.sampling import SamplingDefaults
 from mlxcel_trio.core.store import StoreLimits
 from mlxcel_trio.engine.mlx_engine import mlx_engine
@@ -33,6 +36,7 @@ from mlxcel_trio.http.worker import WorkerLimits, serve_http
 from mlxcel_trio.log import get_logger
 from mlxcel_trio.service.admission import Slots
 from mlxcel_trio.service.conversations import Conversations
+from mlxcel_trio.service.jobs import Jobs
 from mlxcel_trio.service.responses import Responses, ServedModel
 from mlxcel_trio.service.stored_responses import StoredResponses
 from mlxcel_trio.settings import read_api_key_file
@@ -107,7 +111,8 @@ async def serve_engine(
     :raises ConfigurationError: the address cannot be bound.
     :raises ModelError: the model cannot be loaded.
     """
-    responses, stored, conversations = _services(settings, engine, model)
+    jobs = Jobs()
+    responses, stored, conversations = _services(settings, engine, model, jobs)
     app = create_app(
         UseCases(responses, stored, conversations),
         api_keys=settings.api_keys,
@@ -123,7 +128,7 @@ async def serve_engine(
         graceful_timeout=settings.graceful_timeout,
     )
     async with trio.open_nursery() as engine_nursery:
-        async with trio.open_nursery() as http_nursery:
+        async with jobs.open(), trio.open_nursery() as http_nursery:
 
             async def http(*, task_status: trio.TaskStatus[str]) -> None:
                 await serve_http(
@@ -168,7 +173,7 @@ def _chat_template(path: Path | None) -> str | None:
 
 
 def _services(
-    settings: Settings, engine: Engine, model: Model
+    settings: Settings, engine: Engine, model: Model, jobs: Jobs
 ) -> tuple[Responses, StoredResponses, Conversations]:
     canonical, *others = dict.fromkeys((*settings.aliases, *model.names))
     served = ServedModel(
@@ -178,7 +183,11 @@ def _services(
         created=int(time.time()),
     )
     new_id = IdFactory(secrets.token_bytes).new
-    stored = StoredResponses(_response_limits(settings), clock=trio.current_time)
+    stored = StoredResponses(
+        _response_limits(settings),
+        ephemeral_ttl_seconds=settings.responses_background_ephemeral_ttl_secs,
+        clock=trio.current_time,
+    )
     conversations = Conversations(
         _conversation_limits(settings),
         new_id=new_id,
@@ -192,6 +201,8 @@ def _services(
         Slots(Admission(settings.parallel, settings.max_queue_depth)),
         stored,
         conversations,
+        jobs,
+        active_jobs=ActiveJobs(settings.responses_background_max_jobs, settings.responses_store_max_bytes),
         new_id=new_id,
         wall_clock=time.time,
     )

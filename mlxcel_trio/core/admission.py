@@ -54,16 +54,23 @@ class Admission:
 
         :raises ServerOverloadedError: the queue is full; nothing has changed.
         """
+        self.check_room()
         ticket = Ticket()
         if self.running < self._slots:
             self._grant(ticket)
-        elif self.waiting < self._queue_depth:
-            self._queue[ticket] = None
         else:
+            self._queue[ticket] = None
+        return ticket
+
+    def check_room(self) -> None:
+        """Return if one more can be admitted.
+
+        :raises ServerOverloadedError: the queue is full.
+        """
+        if self.running >= self._slots and self.waiting >= self._queue_depth:
             raise ServerOverloadedError(
                 f"All {self._slots} slots are busy and {self.waiting} requests wait already. Try again later."
             )
-        return ticket
 
     def release(self, ticket: Ticket) -> tuple[Ticket, ...]:
         """Take a ticket back, waiting or holding a slot, and return those that get a slot by it.

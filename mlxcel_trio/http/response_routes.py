@@ -37,8 +37,10 @@ def add_response_routes(
         request = current_request()
         create = decode(await read_body(request, max_body_bytes), CreateResponse)
         prepared = await responses.prepare(create, request.owner)
-        request.resources.callback(prepared.close)
         request.response_id = prepared.response_id
+        if prepared.background:
+            return json_response(prepared.detach())
+        request.resources.callback(prepared.close)
         if prepared.stream:
             return event_stream(prepared, ping_interval)
         return json_response(await prepared.run())

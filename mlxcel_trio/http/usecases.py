@@ -35,8 +35,15 @@ class PreparedResponse(Protocol):
         """Whether the client asked for events."""
 
     @property
+    def background(self) -> bool:
+        """Whether it is to be detached, instead of run or opened."""
+
+    @property
     def response_id(self) -> str:
         """The id of the response, known from the start."""
+
+    def detach(self) -> Response:
+        """Let it run without the request from now on. Returns its object as it stands."""
 
     def close(self) -> None:
         """Free the queue place; idempotent."""

@@ -34,6 +34,13 @@ class Slots:
         """
         return self._admission.admit()
 
+    def check_room(self) -> None:
+        """Return if :meth:`admit` would succeed now.
+
+        :raises ServerOverloadedError: the queue is full.
+        """
+        self._admission.check_room()
+
     async def granted(self, ticket: Ticket) -> None:
         """Wait until ``ticket`` holds a slot. After a cancel the ticket keeps its place."""
         if ticket.granted:

@@ -1,94 +1,92 @@
 """The way of one response from an admitted request to its terminal event.
 
-There is one pipeline. Streams, JSON bodies and later background jobs differ only in who reads the events.
+There is one pipeline. Streams, JSON bodies and background jobs differ in how they start and in who reads the
+events.
 """
 
 from __future__ import annotations
 
 import math
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import trio
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxcel_trio.core.emitter import Cancelled, Completed, Emitter, Ending, Failed, LengthStop
-from mlxcel_trio.core.logprobs import token_logprob
-from mlxcel_trio.core.parsing.output import OutputParser
-from mlxcel_trio.core.parsing.segments import ReasoningDelta
-from mlxcel_trio.core.sampling import LogitAdjustments, SamplingParameters
-from mlxcel_trio.engine.backend import Sampled
-from mlxcel_trio.engine.tokenizer import RenderedPrompt
-from mlxcel_trio.errors import EngineFailureError, EngineUnavailableError
+from mlxcel_trio.engine.backend import Prefilled, Sampled
+from mlxcel_trio.errors import (
+    EngineFailureError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    ServerOverloadedError,
+)
 from mlxcel_trio.log import get_logger
 from mlxcel_trio.protocol.events import Event
-from mlxcel_trio.protocol.responses import OutputTokensDetails, Response, ResponseError, Usage
+from mlxcel_trio.protocol.responses import Response, ResponseError, Usage
+from mlxcel_trio.service.generation import OutputReader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
-    from mlxcel_trio.core.admission import Ticket
     from mlxcel_trio.core.parsing.segments import Segment
     from mlxcel_trio.core.transcript import StoredItem
-    from mlxcel_trio.engine.api import Engine
-    from mlxcel_trio.protocol.responses import TokenLogprob
-    from mlxcel_trio.service.admission import Slots
+    from mlxcel_trio.engine.api import Engine, GeneratedSequence
     from mlxcel_trio.service.closing import ClosingTime
     from mlxcel_trio.service.record import Record
+    from mlxcel_trio.service.starts import Start
 
 log = get_logger(__name__)
 
 
-class Generation(Struct, frozen=True):
-    """What to generate: the rendered prompt, a token budget of at least 1, and how to sample and stop."""
+class RunFigures(Struct, frozen=True):
+    """How a run went: seconds until the engine began with it, prompt tokens processed, tokens sampled."""
 
-    prompt: RenderedPrompt
-    max_tokens: int
-    sampling: SamplingParameters
-    adjustments: LogitAdjustments
-    top_logprobs: int | None
-    stops: tuple[str, ...]
+    queued_seconds: float
+    prefill_tokens: int
+    decode_tokens: int
 
 
 class ResponseRun:
-    """One response being generated. Holds its ticket from the start and gives it back when it ends.
+    """One response being generated. It can be found by its id, and holds its start, until it ends.
 
-    Use :meth:`open` for the events as they come or :meth:`run` for the final object, once. A run that is
-    given up before either is :meth:`close`\\ d.
+    Use :meth:`open` for the events as they come or :meth:`run` for the final object, once; or, for a
+    background response, :meth:`detach`. A run that is given up before is :meth:`close`\\ d.
     """
 
     def __init__(
         self,
         *,
         engine: Engine,
-        slots: Slots,
+        start: Start,
         closing: ClosingTime,
-        ticket: Ticket,
-        generation: Generation,
         emitter: Emitter,
         record: Record,
+        detach: Callable[[ResponseRun], None] | None,
         stream: bool,
         wall_clock: Callable[[], float],
     ) -> None:
+        """``detach`` makes the run a job: it is background then."""
         self.stream = stream
+        self._detach = detach
         self._engine = engine
-        self._slots = slots
+        self._start = start
         self._closing = closing
-        self._ticket = ticket
-        self._generation = generation
         self._emitter = emitter
         self._record = record
-        self._feed = _Feed()
-        self._generating = trio.CancelScope()
-        self._settled = False
         self._wall_clock = wall_clock
-        self._parser = OutputParser(
-            reasoning_markers=engine.tokenizer.reasoning_markers,
-            reasoning_opened=generation.prompt.opens_reasoning,
-            stops=generation.stops,
-        )
-        self._output_tokens = 0
-        self._reasoning_tokens = 0
+        self._created_at = trio.current_time()
+        self._begun_at: float | None = None
+        self._prefill_tokens = 0
+        self._output: OutputReader | None = None
+        self._final: Response | None = None
+        self._generating = trio.CancelScope()
+        self._feed = _Feed()
+        self._feed.publish(emitter.start())
+        self._resources = ExitStack()
+        self._resources.callback(start.close)
+        self._resources.enter_context(record.live(self))
 
     @property
     def response_id(self) -> str:
@@ -96,8 +94,17 @@ class ResponseRun:
         return self._emitter.response.id
 
     @property
+    def background(self) -> bool:
+        """Whether it is to run as a job."""
+        return self._detach is not None
+
+    @property
     def response(self) -> Response:
         """The object as it stands: without output until the end, then the final one."""
+        if self._final is not None:
+            return self._final
+        if self.background and self._begun_at is None:
+            return replace(self._emitter.response, status="queued")
         return self._emitter.response
 
     @property
@@ -105,19 +112,32 @@ class ResponseRun:
         """The items of the request, as they are listed."""
         return self._record.dialogue.own
 
-    def cancel(self) -> Response:
-        """End an open run as cancelled, unless it has ended; returns the final object either way.
+    @property
+    def figures(self) -> RunFigures:
+        """How it went so far."""
+        begun_at = trio.current_time() if self._begun_at is None else self._begun_at
+        return RunFigures(begun_at - self._created_at, self._prefill_tokens, self._usage().output_tokens)
 
-        What was generated so far is kept. The terminal event is out when this returns; the engine lets go of
-        the row by the end of its step.
-        """
-        self._settle(Cancelled())
-        self._generating.cancel()
+    def detach(self) -> Response:
+        """Let a background response run as a job from now on; returns it as it stands."""
+        if self._detach is None:
+            raise RuntimeError("Only a background response can be detached.")
+        self._detach(self)
         return self.response
 
+    def cancel(self) -> Response:
+        """End it as cancelled, unless it has ended; returns the final object either way.
+
+        A foreground response keeps what was generated so far. The terminal event is out when this returns;
+        the engine lets go of the row by the end of its step.
+        """
+        final = self._settle(Cancelled())
+        self._generating.cancel()
+        return final
+
     def close(self) -> None:
-        """Give the queue place or slot back. Idempotent; never waits."""
-        self._slots.release(self._ticket)
+        """Give back all that it holds. Idempotent; never waits."""
+        self._resources.close()
 
     @asynccontextmanager
     async def open(
@@ -129,13 +149,11 @@ class ResponseRun:
         than ``ping_interval`` seconds repeats ``response.in_progress``. Failures of generation are an
         event, never an exception.
         """
-        self._feed.publish(self._emitter.start())
         try:
-            with self._record.live(self):
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._produce, ping_interval)
-                    yield self._feed.reader
-                    nursery.cancel_scope.cancel()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._produce, ping_interval)
+                yield self._feed.reader
+                nursery.cancel_scope.cancel()
         finally:
             self._feed.reader.close()
             self.close()
@@ -148,10 +166,9 @@ class ResponseRun:
         async with self.open() as events:
             async for _ in events:
                 pass
-        response = self._emitter.response
-        if response.error is not None:
-            raise EngineFailureError(response.error.message)
-        return response
+        if self.response.error is not None:
+            raise EngineFailureError(self.response.error.message)
+        return self.response
 
     async def _produce(self, ping_interval: float | None) -> None:
         with self._feed:
@@ -164,14 +181,18 @@ class ResponseRun:
                     nursery.cancel_scope.cancel()
             self._settle(ending)
 
-    def _settle(self, ending: Ending) -> None:
+    def _settle(self, ending: Ending) -> Response:
         """End the response, once: whoever comes first decides how. It is stored before anybody is told."""
-        if self._settled:
-            return
-        self._settled = True
-        events = self._emitter.finish(ending, self._usage(), int(self._wall_clock()))
-        self._record.keep(self.response)
-        self._feed.publish(events)
+        if self._final is None:
+            events = self._emitter.finish(ending, self._usage(), int(self._wall_clock()))
+            final = self._emitter.response
+            if self.background and final.status == "cancelled":
+                final = replace(final, output=(), usage=Usage())
+            elif self.background and final.status == "failed":
+                final = replace(final, output=())
+            self._final = self._record.keep(final)
+            self._feed.publish(events)
+        return self._final
 
     async def _generate_until_closing(self) -> Ending:
         closed = ResponseError("server_error", "The server is shutting down. Send the request again later.")
@@ -183,19 +204,22 @@ class ResponseRun:
     async def _generate(self) -> Ending:
         try:
             return await self._decode()
+        except InvalidRequestError as error:
+            failure = ResponseError("invalid_prompt", error.message)
+        except ServerOverloadedError as error:
+            failure = ResponseError("server_overloaded", error.message)
         except (EngineFailureError, EngineUnavailableError) as error:
-            message = error.message
+            failure = ResponseError("server_error", error.message)
         except Exception:
             log.exception("response_failed", response_id=self.response_id)
-            message = "The server failed while generating this response."
+            failure = ResponseError("server_error", "The server failed while generating this response.")
         finally:
-            self.close()
-        return Failed(ResponseError("server_error", message))
+            self._start.close()
+        return Failed(failure)
 
     async def _decode(self) -> Ending:
-        await self._slots.granted(self._ticket)
-        generation = self._generation
-        ending: Ending = Completed()
+        generation = await self._start.wait()
+        self._output = output = OutputReader(generation, self._engine.tokenizer)
         with self._engine.generate(
             generation.prompt.tokens,
             max_tokens=generation.max_tokens,
@@ -203,55 +227,40 @@ class ResponseRun:
             adjustments=generation.adjustments,
             top_logprobs=generation.top_logprobs,
         ) as sequence:
-            async for event in sequence:
-                if isinstance(event, Sampled):
-                    self._take_token(sequence.text_of(event), self._logprob(event))
-                    if self._parser.stopped:
-                        return Completed()
-                    if event.finish_reason == "length":
-                        ending = LengthStop()
-        self._publish(self._parser.finish())
-        return Completed() if self._parser.stopped else ending
+            self._start.entered()
+            ending = await self._read(sequence, output)
+        if not output.stopped:
+            self._publish(output.finish())
+        return Completed() if output.stopped else ending  # the held back rest may hold a stop string
 
-    def _logprob(self, event: Sampled) -> TokenLogprob | None:
-        if event.logprobs is None or event.finish_reason == "stop":  # the end token has no text
-            return None
-        spell = self._engine.tokenizer.token_bytes
-        return token_logprob(
-            spell(event.token),
-            event.logprobs.sampled,
-            [(spell(token), value) for token, value in event.logprobs.top],
-        )
-
-    def _take_token(self, text: str, logprob: TokenLogprob | None) -> None:
-        parser = self._parser
-        reasoning = parser.in_reasoning
-        segments = parser.feed(text, logprob)
-        self._output_tokens += 1
-        # The tokens of the markers count as reasoning too.
-        reasoning = reasoning or parser.in_reasoning or any(isinstance(s, ReasoningDelta) for s in segments)
-        self._reasoning_tokens += reasoning
-        self._publish(segments)
+    async def _read(self, sequence: GeneratedSequence, output: OutputReader) -> Ending:
+        ending: Ending = Completed()
+        async for event in sequence:
+            if self._begun_at is None:
+                self._begun_at = trio.current_time()
+            if isinstance(event, Prefilled):
+                self._prefill_tokens = event.done
+            elif isinstance(event, Sampled):
+                self._publish(output.take(event, sequence.text_of(event)))
+                if output.stopped:
+                    break
+                if event.finish_reason == "length":
+                    ending = LengthStop()
+        return ending
 
     def _publish(self, segments: Iterable[Segment]) -> None:
         for segment in segments:
-            if not self._settled:  # a token may be on its way while the response is cancelled
+            if self._final is None:  # a token may be on its way while the response is cancelled
                 self._feed.publish(self._emitter.feed(segment))
 
     def _usage(self) -> Usage:
-        input_tokens = len(self._generation.prompt.tokens)
-        return Usage(
-            input_tokens=input_tokens,
-            output_tokens=self._output_tokens,
-            output_tokens_details=OutputTokensDetails(self._reasoning_tokens),
-            total_tokens=input_tokens + self._output_tokens,
-        )
+        return Usage() if self._output is None else self._output.usage()
 
     async def _ping_in_silence(self, interval: float) -> None:
         feed = self._feed
         while True:
             await trio.sleep_until(feed.last_event_at + interval)
-            if self._settled or trio.current_time() < feed.last_event_at + interval:
+            if self._final is not None or trio.current_time() < feed.last_event_at + interval:
                 continue
             if feed.unread:  # the reader is behind: it is not waiting for a sign of life
                 feed.last_event_at = trio.current_time()

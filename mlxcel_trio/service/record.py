@@ -46,16 +46,24 @@ class Record:
 
     def live(self, run: LiveResponse) -> AbstractContextManager[None]:
         """A block in which the response is found by its id."""
-        return self._stored.live(self._owner, run, kept=self._plan.store)
+        return self._stored.live(self._owner, run, kept=self._plan.store or self._plan.background)
 
-    def keep(self, response: Response) -> None:
+    def keep(self, response: Response) -> Response:
         """Store a response that has ended, and append its turn, as far as the request wants that.
 
-        A failure that the client gets as an HTTP error leaves nothing.
+        Returns the response as it is from now on: a job too large to be kept has failed. A failure that the
+        client gets as an HTTP error leaves nothing.
         """
-        if not self._plan.store or (response.status == "failed" and not self._plan.stream):
-            return
-        self._stored.keep(self._owner, response, self.dialogue)
+        plan = self._plan
+        if plan.background:
+            response = self._stored.keep_job(self._owner, response, self.dialogue, chainable=plan.store)
+        elif plan.store and (plan.stream or response.status != "failed"):
+            self._stored.keep(self._owner, response, self.dialogue)
+        if plan.store:
+            self._append_turn(response)
+        return response
+
+    def _append_turn(self, response: Response) -> None:
         conversation = self._plan.conversation
         if conversation is not None and response.output and response.status in ("completed", "incomplete"):
             self._conversations.append_turn(

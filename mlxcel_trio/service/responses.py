@@ -18,21 +18,28 @@ from mlxcel_trio.core.skeleton import open_response
 from mlxcel_trio.core.transcript import EMPTY
 from mlxcel_trio.core.validation import ValidationContext, check_not_empty, validate_create
 from mlxcel_trio.engine.bridge import EngineState
-from mlxcel_trio.errors import InvalidRequestError, NotFoundError
+from mlxcel_trio.errors import ApiError, InvalidRequestError, NotFoundError
+from mlxcel_trio.protocol.codec import encode
 from mlxcel_trio.protocol.models import ModelList, ModelObject
 from mlxcel_trio.protocol.responses import InputTokens
 from mlxcel_trio.service.closing import ClosingTime
-from mlxcel_trio.service.pipeline import Generation, ResponseRun
+from mlxcel_trio.service.generation import Generation
+from mlxcel_trio.service.pipeline import ResponseRun
 from mlxcel_trio.service.record import OpenDialogue, Record
+from mlxcel_trio.service.starts import ForegroundStart, JobStart, Turns
 
 if TYPE_CHECKING:
     from mlxcel_trio.core.dialogue import Dialogue
+    from mlxcel_trio.core.jobs import ActiveJobs
     from mlxcel_trio.core.plan import CreatePlan
     from mlxcel_trio.engine.api import Engine
     from mlxcel_trio.engine.tokenizer import RenderedPrompt
     from mlxcel_trio.protocol.requests import CreateResponse
+    from mlxcel_trio.protocol.responses import Response
     from mlxcel_trio.service.admission import Slots
     from mlxcel_trio.service.conversations import Conversations
+    from mlxcel_trio.service.jobs import Jobs
+    from mlxcel_trio.service.starts import Start
     from mlxcel_trio.service.stored_responses import StoredResponses
 
 RENDER_THREADS = 2
@@ -54,14 +61,17 @@ class ServedModel(Struct, frozen=True):
 class Health(Struct, frozen=True):
     """The body of ``GET /health``; ``ok`` decides between 200 and 503.
 
-    ``running`` and ``waiting`` are admitted responses with and without a slot, ``rows`` the sequences that
-    the engine holds, ``steps`` and ``sampled_tokens`` its totals.
+    ``running`` and ``waiting`` are admitted responses with and without a slot, ``jobs`` and ``job_bytes`` the
+    unfinished background ones and their memory, ``rows`` the sequences that the engine holds, ``steps`` and
+    ``sampled_tokens`` its totals.
     """
 
     ok: bool
     engine: EngineState
     running: int
     waiting: int
+    jobs: int
+    job_bytes: int
     rows: int
     steps: int
     sampled_tokens: int
@@ -77,7 +87,9 @@ class Responses:
         slots: Slots,
         stored: StoredResponses,
         conversations: Conversations,
+        jobs: Jobs,
         *,
+        active_jobs: ActiveJobs,
         new_id: Callable[[str], str],
         wall_clock: Callable[[], float],
     ) -> None:
@@ -86,6 +98,9 @@ class Responses:
         self._slots = slots
         self._stored = stored
         self._conversations = conversations
+        self._jobs = jobs
+        self._active_jobs = active_jobs
+        self._turns = Turns()
         self._new_id = new_id
         self._wall_clock = wall_clock
         self._closing = ClosingTime()
@@ -95,31 +110,38 @@ class Responses:
             sampling=model.sampling,
             store_enabled=stored.enabled,
             conversations_enabled=conversations.enabled,
+            background_enabled=active_jobs.enabled,
         )
 
     async def prepare(self, request: CreateResponse, owner: str | None) -> ResponseRun:
         """Validate, render and admit. Until the run is opened or closed it holds its queue place.
 
-        ``owner`` is whose stored state the request sees, and adds to.
+        ``owner`` is whose stored state the request sees, and adds to. A background response is not rendered
+        yet: this returns without a checkpoint then.
 
         :raises InvalidRequestError: the request can never succeed.
         :raises EngineUnavailableError: the engine is loading or has stopped.
+        :raises RateLimitError: there are too many unfinished jobs.
         :raises ServerOverloadedError: the queue is full.
         """
         plan = validate_create(request, self._validation)
         opened = self._open_dialogue(plan, owner)
         self._check_logit_bias(plan)
-        generation = self._generation(plan, await self._render(plan, opened.dialogue))
-        self._engine.check_running()
         response = open_response(plan, response_id=self._new_id("resp"), created_at=int(self._wall_clock()))
+        detach: Callable[[ResponseRun], None] | None = None
+        start: Start
+        if plan.background:
+            start = job_start = self._start_job(plan, opened.dialogue, response)
+            detach = partial(self._jobs.start, enter_queue=job_start.enter_queue)
+        else:
+            start = await self._start_foreground(plan, opened.dialogue)
         return ResponseRun(
             engine=self._engine,
-            slots=self._slots,
+            start=start,
             closing=self._closing,
-            ticket=self._slots.admit(),
-            generation=generation,
             emitter=Emitter(response, self._new_id),
             record=Record(self._stored, self._conversations, owner=owner, plan=plan, opened=opened),
+            detach=detach,
             stream=plan.stream,
             wall_clock=self._wall_clock,
         )
@@ -162,6 +184,8 @@ class Responses:
             engine=engine.state,
             running=self._slots.running,
             waiting=self._slots.waiting,
+            jobs=len(self._active_jobs),
+            job_bytes=self._active_jobs.retained_bytes,
             rows=engine.rows,
             steps=engine.steps,
             sampled_tokens=engine.sampled_tokens,
@@ -178,6 +202,22 @@ class Responses:
         check_not_empty(dialogue.items, plan.instructions)
         return OpenDialogue(dialogue, existed)
 
+    async def _start_foreground(self, plan: CreatePlan, dialogue: Dialogue) -> ForegroundStart:
+        generation = await self._generation(plan, dialogue)
+        self._engine.check_running()
+        return ForegroundStart(generation, self._slots, self._slots.admit())
+
+    def _start_job(self, plan: CreatePlan, dialogue: Dialogue, response: Response) -> JobStart:
+        place = self._active_jobs.admit(dialogue.history.append(dialogue.own), encode(response))
+        try:
+            self._slots.check_room()
+            self._engine.check_running()
+        except ApiError:
+            self._active_jobs.release(place)
+            raise
+        render = partial(self._generation, plan, dialogue)
+        return JobStart(render, self._slots, self._turns, self._active_jobs, place)
+
     def _check_logit_bias(self, plan: CreatePlan) -> None:
         size = self._engine.model.vocabulary_size
         unknown = [token for token, _ in plan.adjustments.logit_bias if token >= size]
@@ -187,7 +227,8 @@ class Responses:
                 param="logit_bias",
             )
 
-    def _generation(self, plan: CreatePlan, prompt: RenderedPrompt) -> Generation:
+    async def _generation(self, plan: CreatePlan, dialogue: Dialogue) -> Generation:
+        prompt = await self._render(plan, dialogue)
         window = self._engine.model.context_window
         room = window - len(prompt.tokens)
         if room < 1:

@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mlxcel_trio.core.pagination import page_of, read_page_query
 from mlxcel_trio.core.store import BoundedStore, Key, StoreLimits
-from mlxcel_trio.core.transcript import StoredItem
+from mlxcel_trio.core.transcript import EMPTY, StoredItem
 from mlxcel_trio.errors import InvalidRequestError, NotFoundError
 from mlxcel_trio.protocol.codec import encode
-from mlxcel_trio.protocol.responses import DeletedResponse, Response
+from mlxcel_trio.protocol.responses import DeletedResponse, Response, ResponseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -25,12 +26,19 @@ if TYPE_CHECKING:
 
 _UNFINISHED = ("queued", "in_progress")
 
+_MAX_STAND_INS = 1024
+_MAX_STAND_IN_BYTES = 16 * 1024 * 1024
+
 
 class StoredResponse(Struct, frozen=True):
-    """A terminal response as it was sent, and the items that its request brought."""
+    """A terminal response as it was sent, and the items that its request brought.
+
+    What is not ``chainable`` can be read, and no request can continue it.
+    """
 
     body: bytes
     input_items: tuple[StoredItem, ...]
+    chainable: bool = True
 
 
 class LiveResponse(Protocol):
@@ -54,8 +62,20 @@ class StoredResponses:
     ``clock`` gives seconds that never go back.
     """
 
-    def __init__(self, limits: StoreLimits, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, limits: StoreLimits, *, ephemeral_ttl_seconds: float, clock: Callable[[], float]
+    ) -> None:
+        """``ephemeral_ttl_seconds``: for which jobs can be read that are not to be stored."""
         self._store: BoundedStore[StoredResponse] = BoundedStore(limits)
+        self._ephemeral_ttl_seconds = ephemeral_ttl_seconds
+        # Of jobs too large for the store; a few hundred bytes each.
+        self._stand_ins: BoundedStore[StoredResponse] = BoundedStore(
+            StoreLimits(
+                max_entries=_MAX_STAND_INS,
+                max_bytes=_MAX_STAND_IN_BYTES,
+                ttl_seconds=ephemeral_ttl_seconds,
+            )
+        )
         self._clock = clock
         self._live: dict[Key, LiveResponse] = {}
         self._live_and_kept: set[Key] = set()
@@ -89,13 +109,31 @@ class StoredResponses:
     def keep(self, owner: str | None, response: Response, dialogue: Dialogue) -> None:
         """Store a terminal response and the dialogue up to its end."""
         stored = StoredResponse(encode(response), dialogue.own)
-        self._store.put(
-            Key(owner, response.id),
-            stored,
-            own_bytes=sys.getsizeof(stored) + sys.getsizeof(stored.body) + sys.getsizeof(stored.input_items),
-            transcript=dialogue.history.append(dialogue.turn(response.output)),
-            now=self._clock(),
-        )
+        self._put(owner, response, stored, dialogue.history.append(dialogue.turn(response.output)))
+
+    def keep_job(
+        self, owner: str | None, response: Response, dialogue: Dialogue, *, chainable: bool
+    ) -> Response:
+        """Store a background response that has ended; without ``chainable`` for a short time.
+
+        One that is too large is replaced by a failed one, so that a poll is answered in any case. Returns
+        what was stored.
+        """
+        if chainable:
+            stored = StoredResponse(encode(response), dialogue.own)
+            kept = self._put(owner, response, stored, dialogue.history.append(dialogue.turn(response.output)))
+        else:
+            kept = self._put_unchainable(owner, response, dialogue.own, self._ephemeral_ttl_seconds)
+        if kept:
+            return response
+        failed = _too_large(response)
+        ttl_seconds = None if chainable else self._ephemeral_ttl_seconds
+        if not self._put_unchainable(owner, failed, (), ttl_seconds):
+            body = encode(failed)
+            stand_in = StoredResponse(body, (), chainable=False)
+            key = Key(owner, failed.id)
+            self._stand_ins.put(key, stand_in, own_bytes=sys.getsizeof(body), now=self._clock())
+        return failed
 
     def retrieve(self, owner: str | None, response_id: str) -> bytes:
         """The response object, encoded.
@@ -121,7 +159,8 @@ class StoredResponses:
             raise InvalidRequestError(
                 f"Response '{response_id}' has not finished (status: {run.response.status}). Cancel it first."
             )
-        if self._store.delete(key, now=self._clock()) is None:
+        now = self._clock()
+        if self._store.delete(key, now=now) is None and self._stand_ins.delete(key, now=now) is None:
             raise _not_found(response_id)
         return DeletedResponse(id=response_id)
 
@@ -163,7 +202,7 @@ class StoredResponses:
                 param="previous_response_id",
             )
         entry = self._store.get(key, now=self._clock())
-        if entry is None:
+        if entry is None or not entry.value.chainable:
             raise InvalidRequestError(
                 f"No stored response has the id '{response_id}'. It may have expired, been deleted or been "
                 "created with 'store': false. Send the whole history in 'input'.",
@@ -182,10 +221,38 @@ class StoredResponses:
         return run if run is not None and run.response.status in _UNFINISHED else None
 
     def _find(self, key: Key) -> Entry[StoredResponse]:
-        entry = self._store.get(key, now=self._clock())
+        now = self._clock()
+        entry = self._store.get(key, now=now) or self._stand_ins.get(key, now=now)
         if entry is None:
             raise _not_found(key.id)
         return entry
+
+    def _put_unchainable(
+        self, owner: str | None, response: Response, items: tuple[StoredItem, ...], ttl_seconds: float | None
+    ) -> bool:
+        stored = StoredResponse(encode(response), items, chainable=False)
+        # The items are in no transcript that would count them.
+        item_bytes = sum(item.size_bytes for item in items)
+        return self._put(owner, response, stored, EMPTY, item_bytes, ttl_seconds)
+
+    def _put(
+        self,
+        owner: str | None,
+        response: Response,
+        stored: StoredResponse,
+        transcript: Transcript,
+        item_bytes: int = 0,
+        ttl_seconds: float | None = None,
+    ) -> bool:
+        sizes = map(sys.getsizeof, (stored, stored.body, stored.input_items))
+        return self._store.put(
+            Key(owner, response.id),
+            stored,
+            own_bytes=sum(sizes) + item_bytes,
+            transcript=transcript,
+            now=self._clock(),
+            ttl_seconds=ttl_seconds,
+        )
 
     def _check_enabled(self) -> None:
         if not self.enabled:
@@ -194,6 +261,15 @@ class StoredResponses:
                 "--responses-store-max-entries.",
                 code="store_disabled",
             )
+
+
+def _too_large(response: Response) -> Response:
+    error = ResponseError(
+        "server_error",
+        "The finished response is larger than all the memory for stored responses. The server's operator can "
+        "allow more with --responses-store-max-bytes.",
+    )
+    return replace(response, status="failed", completed_at=None, error=error, output=())
 
 
 def _not_found(response_id: str) -> NotFoundError:

@@ -2,6 +2,7 @@
 
 ========================  ==========================================================
 ``create``                the order of the checks, and the plan
+``conversations``         the bodies of conversations
 ``fields``                numbers, enums, metadata, stop strings, reasoning
 ``state``                 background, chains, conversations, context management
 ``items``                 input items and their parts

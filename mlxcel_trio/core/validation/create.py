@@ -41,6 +41,7 @@ class ValidationContext(Struct, frozen=True):
     sampling: SamplingDefaults
     store_enabled: bool
     conversations_enabled: bool
+    background_enabled: bool
     ignore_unsupported_tools: bool = False
 
 
@@ -55,7 +56,10 @@ def validate_create(request: CreateResponse, context: ValidationContext) -> Crea
     model = _read_model(request.model, context.names)
     check_fields(request)
     check_state(
-        request, store_enabled=context.store_enabled, conversations_enabled=context.conversations_enabled
+        request,
+        store_enabled=context.store_enabled,
+        conversations_enabled=context.conversations_enabled,
+        background_enabled=context.background_enabled,
     )
     tools = read_tools(request.tools, ignore_unsupported=context.ignore_unsupported_tools)
     plan = CreatePlan(

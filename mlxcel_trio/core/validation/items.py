@@ -58,9 +58,7 @@ def check_not_empty(items: Sequence[InputItem], instructions: str | None) -> Non
 
 def _read_item(item: InputItem, path: str) -> InputItem:
     if item.type is None:
-        if item.role is None:
-            raise missing(f"{path}.type", f"one of {listed(_CHECKS)}, or a 'role' for a message")
-        item = replace(item, type="message")
+        item = replace(item, type=_implied_type(item, path))
     check = _CHECKS.get(item.type or "")
     if check is None:
         raise invalid(
@@ -70,6 +68,15 @@ def _read_item(item: InputItem, path: str) -> InputItem:
     check_choice(f"{path}.status", item.status, _STATUSES)
     check(item, path)
     return item
+
+
+def _implied_type(item: InputItem, path: str) -> str:
+    """The type that may be left out: of messages and, as in the published models, of references."""
+    if item.role is not None:
+        return "message"
+    if item.id and item == InputItem(id=item.id):
+        return "item_reference"
+    raise missing(f"{path}.type", f"one of {listed(_CHECKS)}, or a 'role' for a message")
 
 
 def _check_message(item: InputItem, path: str) -> None:

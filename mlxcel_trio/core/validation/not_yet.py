@@ -46,7 +46,6 @@ def _item(item_type: str) -> _Finder:
 _NOT_YET: tuple[_Finder, ...] = (
     _field("tools", lambda _, plan: plan.tools),
     _field("text.format", lambda _, plan: not isinstance(plan.text.format, PlainTextFormat)),
-    _field("background", lambda _, plan: plan.background),
     _field("context_management", lambda request, _: request.context_management),
     _item("compaction"),
 )

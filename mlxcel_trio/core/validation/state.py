@@ -18,7 +18,9 @@ MAX_COMPACT_THRESHOLD = 100_000_000
 _CONVERSATION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def check_state(request: CreateResponse, *, store_enabled: bool, conversations_enabled: bool) -> None:
+def check_state(
+    request: CreateResponse, *, store_enabled: bool, conversations_enabled: bool, background_enabled: bool
+) -> None:
     """Check what may not be combined, and what this server cannot keep.
 
     :raises InvalidRequestError: naming one of the fields.
@@ -27,6 +29,14 @@ def check_state(request: CreateResponse, *, store_enabled: bool, conversations_e
         raise invalid("prompt", "stored prompts are not supported. Send 'instructions' and 'input' instead.")
     if request.background and request.stream:
         raise invalid("background", "it cannot be combined with 'stream': true. Poll the response instead.")
+    if request.background and not (store_enabled and background_enabled):
+        raise InvalidRequestError(
+            "Background mode is disabled on this server: --responses-background-max-jobs, "
+            "--responses-store-max-entries or --responses-store-max-bytes is 0. Send the request without "
+            "'background'.",
+            param="background",
+            code=None if store_enabled else "store_disabled",
+        )
     if request.previous_response_id is not None:
         if request.conversation is not None:
             raise invalid(
