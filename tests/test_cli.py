@@ -106,6 +106,11 @@ def test_version() -> None:
         (("--top-p",), {}, "--top-p: expected one argument"),
         (("--tools", "x"), {}, "unrecognized arguments: --tools x"),
         (("a\nb",), {}, "unrecognized arguments: a b"),
+        (
+            ("--responses-background-ephemeral-ttl-secs", "0"),
+            {},
+            "--responses-background-ephemeral-ttl-secs must be a whole number of at least 1, not '0'.",
+        ),
         ((), {"MLXCEL_PARALLEL": "0"}, "MLXCEL_PARALLEL must be "),
         ((), {"MLXCEL_API_KEY": ""}, "MLXCEL_API_KEY must be "),
         (("--api-key-file", "/no/such/file"), {}, "--api-key-file '/no/such/file' cannot be read: "),

@@ -94,6 +94,70 @@ CASES = {
         ("0.25", 0.25),
         (*NOT_FINITE, "-1"),
     ),
+    "responses_store_max_entries": Case(
+        "--responses-store-max-entries",
+        "LLAMA_ARG_RESPONSES_STORE_MAX_ENTRIES",
+        1024,
+        ("0", 0),
+        ("9", 9),
+        (*NOT_WHOLE, "-1"),
+    ),
+    "responses_store_max_bytes": Case(
+        "--responses-store-max-bytes",
+        "MLXCEL_RESPONSES_STORE_MAX_BYTES",
+        268435456,
+        ("0", 0),
+        ("4096", 4096),
+        (*NOT_WHOLE, "-1", "256MiB"),
+    ),
+    "responses_store_ttl_secs": Case(
+        "--responses-store-ttl-secs",
+        "LLAMA_ARG_RESPONSES_STORE_TTL_SECS",
+        3600,
+        ("0", 0),
+        ("60", 60),
+        (*NOT_WHOLE, "-1"),
+    ),
+    "responses_background_max_jobs": Case(
+        "--responses-background-max-jobs",
+        "MLXCEL_RESPONSES_BACKGROUND_MAX_JOBS",
+        64,
+        ("0", 0),
+        ("9", 9),
+        (*NOT_WHOLE, "-1"),
+    ),
+    "responses_background_ephemeral_ttl_secs": Case(
+        "--responses-background-ephemeral-ttl-secs",
+        "MLXCEL_RESPONSES_BACKGROUND_EPHEMERAL_TTL_SECS",
+        600,
+        ("1", 1),
+        ("60", 60),
+        (*NOT_WHOLE, "0", "-1"),
+    ),
+    "conversation_store_max_entries": Case(
+        "--conversation-store-max-entries",
+        "LLAMA_ARG_CONVERSATION_STORE_MAX_ENTRIES",
+        256,
+        ("0", 0),
+        ("9", 9),
+        (*NOT_WHOLE, "-1"),
+    ),
+    "conversation_store_max_bytes": Case(
+        "--conversation-store-max-bytes",
+        "MLXCEL_CONVERSATION_STORE_MAX_BYTES",
+        67108864,
+        ("0", 0),
+        ("4096", 4096),
+        (*NOT_WHOLE, "-1", "64MiB"),
+    ),
+    "conversation_store_ttl_secs": Case(
+        "--conversation-store-ttl-secs",
+        "LLAMA_ARG_CONVERSATION_STORE_TTL_SECS",
+        3600,
+        ("0", 0),
+        ("60", 60),
+        (*NOT_WHOLE, "-1"),
+    ),
     "graceful_timeout": Case(
         "--graceful-timeout", "MLXCEL_GRACEFUL_TIMEOUT", 10.0, ("0", 0.0), ("2.5", 2.5), (*NOT_FINITE, "-1")
     ),
@@ -236,7 +300,7 @@ def test_a_flag_without_its_value_is_named(field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [["--por", "1"], ["--responses-store-max-entries", "1"], ["-p", "1"], ["model"], ["--", "x"]]
+    "argv", [["--por", "1"], ["--responses-store-max-entrie", "1"], ["-p", "1"], ["model"], ["--", "x"]]
 )
 def test_unknown_arguments_are_refused(argv: list[str]) -> None:
     assert refusal(argv, {}).startswith("unrecognized arguments: ")

@@ -27,7 +27,7 @@ from benchmarks.serving.systems import (
     Conditions,
     System,
 )
-from benchmarks.serving.workload import JOIN_AFTER_TOKENS, PromptWriter, Workload
+from benchmarks.serving.workload import JOIN_AFTER_TOKENS, PromptWriter, Workload, streams_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,10 +97,10 @@ class Benchmark:
 
     def _workloads(self) -> list[Workload]:
         options = self._options
-        plain = [self._workload(_streams(count), count) for count in options.streams]
+        plain = [self._workload(streams_at_once(count), count) for count in options.streams]
         if not options.long_prompt_tokens:
             return plain
-        name = f"{options.long_prompt_tokens} tokens join {_streams(STREAMS_BEFORE_LATE_PROMPT)}"
+        name = f"{options.long_prompt_tokens} tokens join {streams_at_once(STREAMS_BEFORE_LATE_PROMPT)}"
         return [*plain, self._workload(name, STREAMS_BEFORE_LATE_PROMPT, late=options.long_prompt_tokens)]
 
     def _workload(self, name: str, streams: int, *, late: int = 0) -> Workload:
@@ -241,10 +241,6 @@ def _system(text: str) -> str:
     if text not in OPENERS:
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(OPENERS)}")
     return text
-
-
-def _streams(count: int) -> str:
-    return f"{count} stream{'s' if count > 1 else ''}"
 
 
 def _line(number: int, workload: Workload, system: System, measurement: Measurement) -> str:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from benchmarks.report import Table
 from benchmarks.serving.measurement import Measurement
 from benchmarks.serving.systems import IN_PROCESS, OURS
+from benchmarks.serving.workload import streams_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +30,8 @@ class Result(Struct, frozen=True):
 class Summary(Struct, frozen=True, kw_only=True):
     """A system's medians over the rounds of one workload; see :class:`Measurement` for units.
 
-    ``of_in_process``: the median over the rounds of the ratio of tokens per second to those in process.
+    ``of_in_process``: the median over the rounds of the ratio of tokens per second to those in process;
+    ``ttft_of_one``: of ``ttft_median`` to the system's own with one stream.
     """
 
     workload: str
@@ -41,6 +43,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     seconds: float
     ttft_median: float
     ttft_max: float
+    ttft_of_one: float | None
     largest_gap: float
     late_ttft: float | None
     output_tokens: float
@@ -56,6 +59,10 @@ class Comparison(Struct, frozen=True, kw_only=True):
     tokens_per_second: float | None
     ttft_median: float | None
     largest_gap: float | None
+
+
+Run = tuple[str, str]
+"""A workload and a system, in every round."""
 
 
 class Results:
@@ -75,21 +82,12 @@ class Results:
         """One per workload and peer; none when our server was not measured."""
         if OURS not in self._systems:
             return []
-        return [
-            Comparison(
-                workload=workload,
-                peer=peer,
-                tokens_per_second=self._ratio(workload, OURS, peer, lambda one: one.tokens_per_second),
-                ttft_median=self._ratio(workload, OURS, peer, lambda one: one.ttft_median),
-                largest_gap=self._ratio(workload, OURS, peer, lambda one: one.largest_gap),
-            )
-            for workload in self._workloads
-            for peer in self._systems
-            if peer != OURS
-        ]
+        peers = [system for system in self._systems if system != OURS]
+        return [self._comparison(workload, peer) for workload in self._workloads for peer in peers]
 
     def _summary(self, workload: str, system: str) -> Summary:
-        runs = [self._measured[workload, system, number] for number in self._rounds]
+        this = (workload, system)
+        runs = [self._measured[*this, number] for number in self._rounds]
         speeds = [run.tokens_per_second for run in runs]
         late = [run.late_ttft for run in runs if run.late_ttft is not None]
         return Summary(
@@ -98,10 +96,11 @@ class Results:
             tokens_per_second=median(speeds),
             slowest=min(speeds),
             fastest=max(speeds),
-            of_in_process=self._ratio(workload, system, IN_PROCESS, lambda one: one.tokens_per_second),
+            of_in_process=self._ratio(this, (workload, IN_PROCESS), lambda one: one.tokens_per_second),
             seconds=median(run.seconds for run in runs),
             ttft_median=median(run.ttft_median for run in runs),
             ttft_max=median(run.ttft_max for run in runs),
+            ttft_of_one=self._ratio(this, (streams_at_once(1), system), lambda one: one.ttft_median),
             largest_gap=median(run.largest_gap for run in runs),
             late_ttft=median(late) if late else None,
             output_tokens=median(run.output_tokens for run in runs),
@@ -109,17 +108,24 @@ class Results:
             cached_tokens=median(run.cached_tokens for run in runs),
         )
 
-    def _ratio(
-        self, workload: str, system: str, base: str, figure: Callable[[Measurement], float]
-    ) -> float | None:
-        """The median of one system's figure to another's, where both have one."""
-        if base not in self._systems:
-            return None
+    def _comparison(self, workload: str, peer: str) -> Comparison:
+        ours, theirs = (workload, OURS), (workload, peer)
+        return Comparison(
+            workload=workload,
+            peer=peer,
+            tokens_per_second=self._ratio(ours, theirs, lambda one: one.tokens_per_second),
+            ttft_median=self._ratio(ours, theirs, lambda one: one.ttft_median),
+            largest_gap=self._ratio(ours, theirs, lambda one: one.largest_gap),
+        )
+
+    def _ratio(self, run: Run, base: Run, figure: Callable[[Measurement], float]) -> float | None:
+        """The median over the rounds of one run's figure to another's, where both have one."""
         pairs = [
-            (figure(self._measured[workload, system, number]), figure(self._measured[workload, base, number]))
+            (figure(self._measured[*run, number]), figure(self._measured[*base, number]))
             for number in self._rounds
+            if (*base, number) in self._measured
         ]
-        ratios = [ours / theirs for ours, theirs in pairs if theirs > 0]
+        ratios = [value / base_value for value, base_value in pairs if base_value > 0]
         return median(ratios) if ratios else None
 
 
@@ -133,7 +139,8 @@ def tables(results: Results) -> list[Table]:
 def _summary_table(summaries: Sequence[Summary]) -> Table:
     header = (
         "workload, system", "tok/s", "min–max", "of in-process", "seconds", "TTFT ms", "TTFT max ms",
-        "largest gap ms", "TTFT of the late prompt ms", "tokens", "prompt tokens", "of these cached",
+        "of 1 stream's TTFT", "largest gap ms", "TTFT of the late prompt ms", "tokens", "prompt tokens",
+        "of these cached",
     )  # fmt: skip
     rows = tuple(
         (
@@ -144,6 +151,7 @@ def _summary_table(summaries: Sequence[Summary]) -> Table:
             f"{one.seconds:.2f}",
             f"{one.ttft_median:.0f}",
             f"{one.ttft_max:.0f}",
+            _number(one.ttft_of_one, 2),
             f"{one.largest_gap:.0f}",
             _number(one.late_ttft, 0),
             f"{one.output_tokens:.0f}",

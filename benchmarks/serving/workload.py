@@ -49,6 +49,11 @@ class Workload(Struct, frozen=True, kw_only=True):
         return sum(len(prompt.tokens) for prompt in everyone)
 
 
+def streams_at_once(count: int) -> str:
+    """What a workload of so many prompts at once is called."""
+    return f"{count} stream{'s' if count > 1 else ''}"
+
+
 class PromptWriter:
     """Writes prompts that differ from their first words on and ask for answers that do not end soon."""
 

@@ -77,6 +77,7 @@ class RowBatch:
         self._waiting: dict[int, Row] = {}
         self._running: dict[int, _Sequence] = {}
         self._generating: dict[int, _Sequence] = {}  # by uid
+        self._first_tokens_due = False
 
     def insert(self, row: Row) -> None:
         """Take a row. One that cannot run fails with the next step."""
@@ -99,17 +100,18 @@ class RowBatch:
         """Do one unit of prefill and a decode step, as far as there is something to do.
 
         Prefill comes first, so that no sampled token waits for it. Rows that end their prompts have their
-        first token in the same step, which takes a second decode step.
+        first token with the decode step after this one, which no prefill delays.
         """
         events: list[RowEvent] = list(self._refused.values())
         self._refused.clear()
         self._start_waiting()
-        generating = set(self._generating)
-        events += self._prefill(self._schedule.next_unit(idle=not generating))
-        if not generating.issuperset(self._generating):
-            events += self._decode()
-        events += self._decode()
-        return events
+        if self._first_tokens_due:
+            self._first_tokens_due = False
+        else:
+            generating = set(self._generating)
+            events += self._prefill(self._schedule.next_unit(idle=not generating))
+            self._first_tokens_due = not generating.issuperset(self._generating)
+        return events + self._decode()
 
     def _objection(self, row: Row) -> str | None:
         if not row.prompt or row.max_tokens < 1:

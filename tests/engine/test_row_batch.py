@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -128,8 +129,51 @@ def test_running_rows_go_on_while_a_long_prompt_is_prefilled(model: Any) -> None
     run.insert(row(1, length=100))
     while not run.outcomes[1].tokens:
         events = run.step()
-        assert [event.row_id for event in events if isinstance(event, Sampled)][:1] == [0]
+        assert [event.row_id for event in events if isinstance(event, Sampled)].count(0) == 1
         assert sum(isinstance(event, Prefilled) for event in events) <= 1
+    sizes = [later - done for (done, _), (later, _) in pairwise([(0, 100), *run.outcomes[1].progress])]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == CHUNK
+    assert min(sizes[:-1]) >= CHUNK / 2
+
+
+def test_running_rows_get_one_token_in_each_step_whatever_joins_them(model: Any) -> None:
+    run = BackendRun(rows_of(model, parallel=16))
+    run.insert(row(0, max_tokens=100), row(1, max_tokens=100))
+    run.until(lambda outcomes: all(outcome.tokens for outcome in outcomes.values()))
+    for row_id, length in enumerate([1, 40, 5, 5, 16, 17, 100, 3], start=2):
+        run.insert(row(row_id, length, 100))
+        running = [row_id for row_id, outcome in run.outcomes.items() if outcome.tokens]
+        sampled = [event.row_id for event in run.step() if isinstance(event, Sampled)]
+        assert sampled[: len(running)] == running
+        assert len(set(sampled)) == len(sampled)
+
+
+def test_the_step_after_one_that_ended_prompts_does_no_prefill_and_brings_their_first_tokens(
+    model: Any,
+) -> None:
+    run = BackendRun(rows_of(model))
+    run.insert(row(0, max_tokens=100))
+    run.until(lambda outcomes: bool(outcomes[0].tokens))
+    run.insert(row(1, 7, 100), row(2, 8, 100), row(3, 400))
+    assert run.step() == [Prefilled(1, 7, 7), Prefilled(2, 8, 8), Sampled(0, run.outcomes[0].tokens[-1])]
+    first_tokens = run.step()
+    assert [(type(event), event.row_id) for event in first_tokens] == [
+        (Sampled, 0),
+        (Sampled, 1),
+        (Sampled, 2),
+    ]
+    assert [event for event in run.step() if isinstance(event, Prefilled)] == [Prefilled(3, 16, 400)]
+    # Nobody's prompt ended in that step, so the next one goes on.
+    assert [event.done for event in run.step() if isinstance(event, Prefilled)] == [30]
+
+
+def test_prompts_go_on_when_rows_leave_before_their_first_tokens(model: Any) -> None:
+    run = BackendRun(rows_of(model))
+    run.insert(row(0), row(1, 60))
+    run.step()
+    assert run.remove(0).progress == [(5, 5)]
+    assert generate_apart(rows_of(model), row(1, 60)) == list(run.finish().values())
 
 
 def test_a_short_prompt_is_answered_before_a_long_one_ahead_of_it(model: Any) -> None:
@@ -172,15 +216,12 @@ def test_every_stage_can_be_left_without_disturbing_the_others(model: Any) -> No
     assert list(run.finish().values()) == expected
 
 
-def test_the_step_that_ends_a_prompt_brings_the_first_token(model: Any) -> None:
-    run = BackendRun(rows_of(model))
-    run.insert(row(0), row(1))
-    run.step()
-    assert [(outcome.progress, len(outcome.tokens)) for outcome in run.outcomes.values()] == [
-        ([(5, 5)], 1)
-    ] * 2
-    run.step()
-    assert [len(outcome.tokens) for outcome in run.outcomes.values()] == [2, 2]
+def test_a_burst_of_eight_chunks_is_one_step(model: Any) -> None:
+    run = BackendRun(rows_of(model, parallel=32))
+    run.insert(*[row(row_id, CHUNK // 2) for row_id in range(20)])
+    assert [event.row_id for event in run.step()] == list(range(16))
+    assert [event.row_id for event in run.step()] == list(range(16)), "first tokens"
+    assert [event.row_id for event in run.step() if isinstance(event, Prefilled)] == list(range(16, 20))
 
 
 def test_unknown_and_ended_rows_can_be_removed(model: Any) -> None:
@@ -389,4 +430,5 @@ def test_a_failure_while_feeding_is_that_rows(
     monkeypatch.setattr(batch._generator, "feed", out_of_memory)
     first, bad, last = generate(batch, row(0, length), row(1, length), row(2, length))
     assert bad == Outcome(failure="prefill failed with RuntimeError: [malloc] Unable to allocate")
+    assert bad.progress == []
     assert [first, last] == generate_apart(rows_of(model), row(0, length), row(2, length))

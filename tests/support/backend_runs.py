@@ -26,10 +26,14 @@ class Steppable(Protocol):
 
 @dataclass
 class Outcome:
-    """All that was heard of one row."""
+    """All that was heard of one row.
+
+    Outcomes are equal when their answers are. ``progress``, in (done, total) prompt tokens, shows how the
+    prompt was cut, which depends on the company.
+    """
 
     tokens: list[int] = field(default_factory=list)
-    progress: list[tuple[int, int]] = field(default_factory=list)
+    progress: list[tuple[int, int]] = field(default_factory=list, compare=False)
     finish_reason: FinishReason | None = None
     failure: str | None = None
 
@@ -41,8 +45,12 @@ class Outcome:
         assert not self.ended, f"{event} after the end"
         if isinstance(event, Prefilled):
             assert not self.tokens
+            before = self.progress[-1][0] if self.progress else 0
+            assert before < event.done <= event.total
             self.progress.append((event.done, event.total))
         elif isinstance(event, Sampled):
+            done, total = self.progress[-1]
+            assert done == total, f"{event} before the end of the prompt"
             self.tokens.append(event.token)
             self.finish_reason = event.finish_reason
         else:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,7 @@ def fetch_repository(repo_id: str, report: Report) -> Path:
 
     if not sys.stderr.isatty():
         disable_progress_bars()
+    _remove_leftovers(repo_id)
     report(f"Looking up {repo_id} on the Hugging Face hub")
     try:
         return Path(snapshot_download(repo_id, allow_patterns=_PATTERNS))
@@ -37,6 +40,24 @@ def fetch_repository(repo_id: str, report: Report) -> Path:
         # Its client raises its own classes, those of two HTTP libraries, of the Xet client and of the
         # disk; to the user all are one failed download.
         raise _explained(repo_id, error) from error
+
+
+def _remove_leftovers(repo_id: str) -> None:
+    """Remove the half files of killed downloads, which the hub's client neither resumes nor removes.
+
+    It writes ``blobs/<etag>.<8 random characters>.incomplete`` while it holds ``.locks/.../<etag>.lock``.
+    """
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.file_download import repo_folder_name
+
+    cache, folder = Path(HF_HUB_CACHE), repo_folder_name(repo_id=repo_id, repo_type="model")
+    # A list, for files that come later have owners that lock later.
+    for half_file in list((cache / folder / "blobs").glob("*.????????.incomplete")):
+        etag = half_file.name.rsplit(".", 2)[0]
+        # Another process is at work on it, it has finished just now, or the cache is not this user's.
+        with suppress(OSError), (cache / ".locks" / folder / f"{etag}.lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            half_file.unlink()
 
 
 def _explained(repo_id: str, error: Exception) -> MlxcelError:
