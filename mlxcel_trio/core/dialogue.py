@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mlxcel_trio.core.stored_items import fresh_id, read_items, store_input, store_output
+from mlxcel_trio.core.stored_items import fresh_id, has_server_id, read_items, store_input, store_output
 from mlxcel_trio.core.transcript import StoredItem, Transcript
 from mlxcel_trio.core.validation.pairing import check_tool_pairing
 from mlxcel_trio.core.validation.refusals import invalid, shown
@@ -43,7 +43,7 @@ def continue_dialogue(
 
     References are resolved by ``find_item``. What is in the dialogue already is not repeated, be it given as
     a reference or in full. Items keep their ids; those without one get one from ``new_id``, and so do those
-    that repeat the id of another one of the input. ``path`` is the field of the request that holds them.
+    that repeat the id of another one of the dialogue. ``path`` is the field of the request that holds them.
 
     :raises InvalidRequestError: an unknown reference, an output without its call, a call id used twice.
     """
@@ -81,13 +81,12 @@ class _InputReader:
         if item.type == "item_reference":
             self._add_reference(item.id or "", path)
             return
-        item_id = item.id if item.id and item.id not in self._own_ids else fresh_id(item, self._new_id)
-        stored = store_input(item, item_id)
-        known = self._known.get(item_id)
-        if known is not None and _says_the_same(known, read_items([stored])[0]):
+        if item.id and item.id in self._known and self._is_replayed(item, item.id):
             self.items.append(_NOTHING_NEW)
-        else:
-            self._take(item, stored)
+            return
+        taken = item.id in self._own_ids or item.id in self._known
+        item_id = item.id if item.id and not taken else fresh_id(item, self._new_id)
+        self._take(item, store_input(item, item_id))
 
     def _add_reference(self, item_id: str, path: str) -> None:
         if item_id in self._known or item_id in self._own_ids:
@@ -107,6 +106,12 @@ class _InputReader:
         self.items.append(item)
         self.stored.append(stored)
 
+    def _is_replayed(self, item: InputItem, item_id: str) -> bool:
+        """Whether it is the item that has that id in the history.
 
-def _says_the_same(one: InputItem, other: InputItem) -> bool:
-    return replace(one, status=None) == replace(other, status=None)
+        Clients that number their items anew in every request mean another one.
+        """
+        if not has_server_id(item):
+            return False
+        said = read_items([store_input(item, item_id)])[0]
+        return replace(said, status=None) == replace(self._known[item_id], status=None)

@@ -42,6 +42,11 @@ def fresh_id(item: InputItem, new_id: Callable[[str], str]) -> str:
     return new_id(_ID_PREFIXES[item.type or ""])
 
 
+def has_server_id(item: InputItem) -> bool:
+    """Whether the id of an item looks like one that was made here, and not like one that a client made up."""
+    return (item.id or "").startswith(f"{_ID_PREFIXES[item.type or '']}_")
+
+
 def store_output(item: OutputItem) -> StoredItem:
     """An item of a response. Log probabilities are left out: no prompt needs them, and they are large."""
     if isinstance(item, Message):

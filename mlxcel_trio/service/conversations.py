@@ -13,6 +13,7 @@ from mlxcel_trio.core.pagination import PageQuery, page_of, read_page_query
 from mlxcel_trio.core.store import BoundedStore, Key, StoreLimits
 from mlxcel_trio.core.transcript import EMPTY, Transcript
 from mlxcel_trio.core.validation.conversations import MAX_NEW_ITEMS, read_metadata, read_new_items
+from mlxcel_trio.core.validation.refusals import shown
 from mlxcel_trio.errors import InvalidRequestError, NotFoundError
 from mlxcel_trio.protocol.codec import decode, encode
 from mlxcel_trio.protocol.conversations import (
@@ -115,7 +116,8 @@ class Conversations:
         key = Key(owner, conversation_id)
         entry = self._find(key)
         items = self._read_items(owner, entry.transcript, request.items, required=True)
-        self._put(key, entry.value, entry.transcript.append(items))
+        if items:  # nothing new does not make it younger
+            self._put(key, entry.value, entry.transcript.append(items))
         return page_of(items, _ALL_NEW)
 
     def list_items(self, owner: str | None, conversation_id: str, parameters: Mapping[str, str]) -> ItemList:
@@ -206,10 +208,12 @@ class Conversations:
 
 def _not_found(conversation_id: str) -> NotFoundError:
     return NotFoundError(
-        f"No conversation '{conversation_id}' here. It may have expired or been deleted.",
+        f"No conversation {shown(conversation_id)} here. It may have expired or been deleted.",
         code="conversation_not_found",
     )
 
 
 def _item_not_found(conversation_id: str, item_id: str) -> NotFoundError:
-    return NotFoundError(f"No item '{item_id}' in conversation '{conversation_id}'.", code="item_not_found")
+    return NotFoundError(
+        f"No item {shown(item_id)} in conversation {shown(conversation_id)}.", code="item_not_found"
+    )

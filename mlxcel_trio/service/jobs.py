@@ -57,22 +57,25 @@ class Jobs:
         # trio starts tasks of one tick in any order; places in the queue go by order of creation.
         while self._entering:
             self._entering.popleft()()
+        unfinished = "server_stopped"
         with bound_contextvars(**log_context):
             try:
                 async with run.open() as events:
                     async for _ in events:
                         pass
             except Exception:
+                unfinished = "server_error"
                 log.exception("job_failed", response_id=run.response_id)
             finally:
-                _log_end(run)
+                _log_end(run, unfinished)
 
 
-def _log_end(run: ResponseRun) -> None:
+def _log_end(run: ResponseRun, unfinished: str) -> None:
+    """``unfinished``: why it ended, if it did without a terminal status."""
     response, figures = run.response, run.figures
     reason = None
     if response.status in ("queued", "in_progress"):
-        reason = "server_stopped"
+        reason = unfinished
     elif response.error is not None:
         reason = response.error.code
     elif response.incomplete_details is not None:

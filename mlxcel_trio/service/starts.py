@@ -79,7 +79,7 @@ class Turns:
 
 
 class JobStart:
-    """Holds a place among the jobs, takes one in the queue when its task starts, and renders there.
+    """Holds a place among the jobs, takes one in the queue when its task starts, and renders with a slot.
 
     Jobs enter the engine in the order in which they entered the queue, however long each one renders.
     """
@@ -111,7 +111,9 @@ class JobStart:
             self._turn = self._turns.take()
 
     async def wait(self) -> Generation:
-        """Render, then wait for the slot and for the jobs ahead.
+        """Wait for the slot, render, and wait for the jobs ahead.
+
+        Rendering comes late: prompts that wait would take memory, and threads from foreground responses.
 
         :raises ServerOverloadedError: the queue was full.
         :raises InvalidRequestError: the prompt cannot be rendered, or is too long.
@@ -120,8 +122,8 @@ class JobStart:
             raise self._refusal
         if self._ticket is None or self._turn is None:
             raise RuntimeError("The job has not entered the queue. Call enter_queue() first.")
-        generation = await self._render()
         await self._slots.granted(self._ticket)
+        generation = await self._render()
         await self._turn.wait()
         return generation
 

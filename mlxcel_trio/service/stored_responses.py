@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from mlxcel_trio.core.pagination import page_of, read_page_query
 from mlxcel_trio.core.store import BoundedStore, Key, StoreLimits
 from mlxcel_trio.core.transcript import EMPTY, StoredItem
+from mlxcel_trio.core.validation.refusals import shown
 from mlxcel_trio.errors import InvalidRequestError, NotFoundError
 from mlxcel_trio.protocol.codec import encode
 from mlxcel_trio.protocol.responses import DeletedResponse, Response, ResponseError
@@ -116,8 +117,8 @@ class StoredResponses:
     ) -> Response:
         """Store a background response that has ended; without ``chainable`` for a short time.
 
-        One that is too large is replaced by a failed one, so that a poll is answered in any case. Returns
-        what was stored.
+        One that is too large is replaced by a failed one, so that a poll is answered in any case; one without
+        output stays what it is and loses its dialogue. Returns what was stored.
         """
         if chainable:
             stored = StoredResponse(encode(response), dialogue.own)
@@ -126,14 +127,14 @@ class StoredResponses:
             kept = self._put_unchainable(owner, response, dialogue.own, self._ephemeral_ttl_seconds)
         if kept:
             return response
-        failed = _too_large(response)
+        remains = _too_large(response) if response.output else response
         ttl_seconds = None if chainable else self._ephemeral_ttl_seconds
-        if not self._put_unchainable(owner, failed, (), ttl_seconds):
-            body = encode(failed)
+        if not self._put_unchainable(owner, remains, (), ttl_seconds):
+            body = encode(remains)
             stand_in = StoredResponse(body, (), chainable=False)
-            key = Key(owner, failed.id)
+            key = Key(owner, remains.id)
             self._stand_ins.put(key, stand_in, own_bytes=sys.getsizeof(body), now=self._clock())
-        return failed
+        return remains
 
     def retrieve(self, owner: str | None, response_id: str) -> bytes:
         """The response object, encoded.
@@ -157,7 +158,8 @@ class StoredResponses:
         run = self._unfinished(key)
         if run is not None:
             raise InvalidRequestError(
-                f"Response '{response_id}' has not finished (status: {run.response.status}). Cancel it first."
+                f"Response {shown(response_id)} has not finished (status: {run.response.status}). "
+                "Cancel it first."
             )
         now = self._clock()
         if self._store.delete(key, now=now) is None and self._stand_ins.delete(key, now=now) is None:
@@ -204,8 +206,8 @@ class StoredResponses:
         entry = self._store.get(key, now=self._clock())
         if entry is None or not entry.value.chainable:
             raise InvalidRequestError(
-                f"No stored response has the id '{response_id}'. It may have expired, been deleted or been "
-                "created with 'store': false. Send the whole history in 'input'.",
+                f"No stored response has the id {shown(response_id)}. It may have expired, been deleted or "
+                "been created with 'store': false. Send the whole history in 'input'.",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
@@ -269,11 +271,13 @@ def _too_large(response: Response) -> Response:
         "The finished response is larger than all the memory for stored responses. The server's operator can "
         "allow more with --responses-store-max-bytes.",
     )
-    return replace(response, status="failed", completed_at=None, error=error, output=())
+    return replace(
+        response, status="failed", completed_at=None, error=error, incomplete_details=None, output=()
+    )
 
 
 def _not_found(response_id: str) -> NotFoundError:
     return NotFoundError(
-        f"No response '{response_id}' here. It may have expired, been deleted or not been stored.",
+        f"No response {shown(response_id)} here. It may have expired, been deleted or not been stored.",
         code="response_not_found",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 
 import msgspec
 import pytest
@@ -10,8 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxcel_trio.errors import InvalidRequestError
-from mlxcel_trio.protocol.codec import decode
+from mlxcel_trio.protocol.codec import decode, encode
+from mlxcel_trio.protocol.conversations import (
+    Conversation,
+    CreateConversation,
+    CreateItems,
+    DeletedConversation,
+    UpdateConversation,
+)
+from mlxcel_trio.protocol.items import InputItem
 from mlxcel_trio.protocol.requests import CreateResponse
+
+Kind = type[CreateResponse] | type[CreateConversation] | type[UpdateConversation] | type[CreateItems]
+KINDS: list[Kind] = [CreateResponse, CreateConversation, UpdateConversation, CreateItems]
+each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.mark.parametrize(
@@ -43,40 +56,95 @@ def test_wrong_types_name_the_field(body: str, param: str | None) -> None:
         assert param in caught.value.message
 
 
-def test_a_field_of_a_foreign_item_names_the_items_type() -> None:
-    body = b'{"input": [{"type": "message"}, {"type": "computer_call_output", "output": {"a": 1}}]}'
-    with pytest.raises(InvalidRequestError, match="computer_call_output") as caught:
-        decode(body, CreateResponse)
-    assert caught.value.param == "input[1].output"
+@pytest.mark.parametrize("kind", [CreateConversation, CreateItems])
+@pytest.mark.parametrize(
+    ("items", "param"),
+    [
+        ("{}", "items"),
+        ('"hi"', "items"),
+        ("[3]", "items[0]"),
+        ("[null]", "items[0]"),
+        ('["hi"]', "items[0]"),
+        ('[{"content": 3}]', "items[0].content"),
+        ('[{}, {"content": ["hi"]}]', "items[1].content[0]"),
+        ('[{}, {"content": [{"text": "a"}, {"text": 1}]}]', "items[1].content[1].text"),
+        ('[{"id": 1}]', "items[0].id"),
+        ('[{"status": true}]', "items[0].status"),
+        ('[{"summary": "x"}]', "items[0].summary"),
+        ('[{"arguments": {"a": 1}}]', "items[0].arguments"),
+    ],
+)
+def test_wrong_types_in_the_items_of_a_conversation(
+    kind: type[CreateConversation | CreateItems], items: str, param: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        decode(b'{"items": ' + items.encode() + b"}", kind)
+    assert caught.value.param == param
+    assert f"'{param}'" in caught.value.message
+
+
+@pytest.mark.parametrize("kind", [CreateResponse, CreateConversation, UpdateConversation])
+@pytest.mark.parametrize("metadata", ['"x"', "[]", "1", '{"a": 1}', '{"a": null}', '{"a": {"b": "c"}}'])
+def test_wrong_types_in_metadata(kind: Kind, metadata: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        decode(b'{"metadata": ' + metadata.encode() + b"}", kind)
+    assert caught.value.param == "metadata"
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"), [(CreateResponse, "input"), (CreateConversation, "items"), (CreateItems, "items")]
+)
+def test_a_field_of_a_foreign_item_names_the_items_type(kind: Kind, field: str) -> None:
+    items = '[{"type": "message"}, {"type": "computer_call_output", "output": {"a": 1}}]'
+    with pytest.raises(InvalidRequestError, match="in an item of type 'computer_call_output'") as caught:
+        decode(f'{{"{field}": {items}}}'.encode(), kind)
+    assert caught.value.param == f"{field}[1].output"
+
+
+def test_a_field_that_this_body_does_not_have_is_no_reason_to_fail() -> None:
+    assert decode(b'{"input": 3, "items": []}', CreateItems) == CreateItems(items=[])
+    with pytest.raises(InvalidRequestError) as caught:
+        decode(b'{"input": 3, "items": [{"type": "x", "output": 3}]}', CreateItems)
+    assert caught.value.param == "items[0].output"
 
 
 @pytest.mark.parametrize(
     "body",
     [
         b"",
+        b"[]",
+        b"null",
         b"{",
         b'{"input": "a"} x',
         b"{'input': 'a'}",
         b'{"temperature": NaN}',
-        b'{"input": "a\xff"}',
-        b'{"input": "\\ud800"}',
-        bytes.fromhex("7b226d6f64656c223a226c6f63616c222c22696e707574223a22c4e3bac3227d"),
+        b'{"input": "a\xff", "items": [{"id": "a\xff"}], "metadata": {"a": "a\xff"}}',
+        b'{"input": "\\ud800", "items": [{"id": "\\ud800"}], "metadata": {"a": "\\ud800"}}',
         b"[" * 200_000,
         b'{"unknown": ' + b"[" * 20_000 + b"]" * 20_000 + b"}",
         b'{"tools": [{"parameters": ' + b"[" * 20_000 + b"]" * 20_000 + b"}]}",
     ],
 )
-def test_bad_bodies(body: bytes) -> None:
+@each_kind
+def test_bad_bodies(body: bytes, kind: Kind) -> None:
     with pytest.raises(InvalidRequestError):
-        decode(body, CreateResponse)
+        decode(body, kind)
 
 
-def test_null_equals_absent() -> None:
-    names = {field.name for field in msgspec.structs.fields(CreateResponse)}
-    body = msgspec.json.encode(dict.fromkeys(names))
-    assert msgspec.structs.asdict(decode(body, CreateResponse)).keys() == names
-    for name, value in msgspec.structs.asdict(decode(body, CreateResponse)).items():
+@each_kind
+def test_null_equals_absent(kind: Kind) -> None:
+    names = {field.name for field in msgspec.structs.fields(kind)}
+    decoded = msgspec.structs.asdict(decode(msgspec.json.encode(dict.fromkeys(names)), kind))
+    assert decoded.keys() == names
+    for name, value in decoded.items():
         assert value is None or bytes(value) == b"null", name
+    assert decode(b"{}", kind) == kind()
+
+
+def test_null_equals_absent_in_items() -> None:
+    names = [field.name for field in msgspec.structs.fields(InputItem)]
+    body = msgspec.json.encode({"items": [dict.fromkeys(names)]})
+    assert decode(body, CreateItems) == CreateItems(items=[InputItem()])
 
 
 def test_unknown_keys_are_ignored_everywhere() -> None:
@@ -101,7 +169,23 @@ def test_a_wrong_type_with_more_wrong_behind_it(rest: bytes) -> None:
         decode(b'{"input": [{"type": "x", "output": 3}' + rest, CreateResponse)
 
 
-@given(st.binary(max_size=60))
-def test_any_bytes_decode_or_are_refused(body: bytes) -> None:
+@given(st.binary(max_size=60), st.sampled_from(KINDS))
+def test_any_bytes_decode_or_are_refused(body: bytes, kind: Kind) -> None:
     with contextlib.suppress(InvalidRequestError):
-        decode(body, CreateResponse)
+        decode(body, kind)
+
+
+def test_a_conversation_on_the_wire() -> None:
+    conversation = Conversation(id="conv_1", created_at=123, metadata={"k": "é"})
+    assert json.loads(encode(conversation)) == {
+        "id": "conv_1",
+        "object": "conversation",
+        "created_at": 123,
+        "metadata": {"k": "é"},
+    }
+    assert decode(encode(conversation), Conversation) == conversation
+    assert json.loads(encode(DeletedConversation(id="conv_1"))) == {
+        "id": "conv_1",
+        "object": "conversation.deleted",
+        "deleted": True,
+    }

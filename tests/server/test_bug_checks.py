@@ -30,7 +30,7 @@ async def verdicts(how: WrongServer, case_ids: Iterable[str]) -> dict[str, Verdi
 
     async def play(case_id: str) -> None:
         async with few:
-            found[case_id] = await verdict(case_id, how.context_window)
+            found[case_id] = await verdict(case_id, how)
 
     first, *others = case_ids
     with wrong(how):
@@ -41,13 +41,17 @@ async def verdicts(how: WrongServer, case_ids: Iterable[str]) -> dict[str, Verdi
     return found
 
 
-async def verdict(case_id: str, context_window: int | None) -> Verdict:
+async def verdict(case_id: str, how: WrongServer) -> Verdict:
     """How a case fares: ``misread`` where an answer breaks a rule for all, ``rejected`` by its own check.
 
     A check that stumbles, with any exception but the two that are meant, is an error.
     """
     check = CHECKS[case_id]
-    setup = msgspec.structs.replace(check.setup, context_window=context_window or check.setup.context_window)
+    setup = msgspec.structs.replace(
+        check.setup,
+        context_window=how.context_window or check.setup.context_window,
+        settings={**check.setup.settings, **how.settings},
+    )
     reached: list[Verdict] = ["misread"]
     try:
         async with playing(CASES[case_id], setup) as run:

@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
+from support.exchanges import Step, value_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from support.exchanges import Exchange
     from support.published import Json
 
 REQUESTS = Path(__file__).parent.parent / "data" / "client_requests.jsonl"
 
 
 class ClientRequest(Struct, frozen=True):
-    """A line of the file; ``body`` is ``None`` where none was sent."""
+    """A line of the file; ``body`` is ``None`` where none was sent.
+
+    ``ids`` says what the ids in it are that the client got from its server: ``15.output[0].id`` is of the
+    answer to the request in line 15.
+    """
 
     client: str
     method: str
     path: str
     body: dict[str, Any] | None
+    ids: dict[str, str] = {}
 
     @property
     def creates(self) -> bool:
         """Whether it asks for a response."""
         return (self.method, self.path) == ("POST", "/v1/responses")
+
+    def step(self, done: Mapping[int, Exchange]) -> Step:
+        """The request as its client would have sent it to a server that answered the earlier ones so.
+
+        The id in an answer that was refused stays as it was recorded.
+        """
+        path, body = self.path, json.dumps(self.body)
+        for recorded, reference in self.ids.items():
+            given = value_at(done, reference) or recorded
+            path, body = path.replace(recorded, given), body.replace(recorded, given)
+        return Step(self.method, path, json.loads(body))
 
 
 def read_client_requests() -> dict[int, ClientRequest]:
@@ -53,21 +72,8 @@ def not_built(body: Json) -> Iterator[str]:
         yield "tools"
     if ((body.get("text") or {}).get("format") or {"type": "text"})["type"] != "text":
         yield "text.format"
-    if body.get("previous_response_id"):
-        yield "previous_response_id"
-    if body.get("background"):
-        yield "background"
-    if isinstance(body["input"], list):
-        for index, item in enumerate(body["input"]):
-            if item.get("type") == "item_reference":
-                yield f"input[{index}].type"
 
 
-def refused_field(body: Json, *, stores: bool = True) -> str | None:
-    """The field for which a create request is refused; ``None``: it is answered.
-
-    ``stores`` is whether the server stores responses at all.
-    """
-    if body.get("previous_response_id") and not stores:
-        return "previous_response_id"
+def refused_field(body: Json) -> str | None:
+    """The field for which a create request is refused; ``None``: it is answered."""
     return next(never_accepted(body), None) or next(not_built(body), None)

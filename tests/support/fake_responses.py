@@ -19,7 +19,7 @@ from mlxcel_trio.protocol.events import (
     ResponseInProgress,
 )
 from mlxcel_trio.protocol.models import ModelList, ModelObject
-from mlxcel_trio.protocol.responses import Message, OutputText, Response
+from mlxcel_trio.protocol.responses import InputTokens, Message, OutputText, Response
 from mlxcel_trio.protocol.tools import PlainTextFormat, TextConfig
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from mlxcel_trio.protocol.requests import CreateResponse
 
 MODEL = ModelObject("org/tiny", created=1_700_000_000)
+
+INPUT_TOKENS = 7
+"""What every prompt counts."""
 
 
 class FakeHealth(Struct, frozen=True):
@@ -83,13 +86,16 @@ class FakeRun:
     """An admitted response.
 
     ``events`` is what the test emits through; ``begun`` and ``left`` tell when the block of the run was
-    entered and left, ``cancelled`` whether by a cancel; ``closed`` when the queue place became free.
+    entered and left, ``cancelled`` whether by a cancel; ``closed`` when the queue place became free, and
+    ``detached`` whether it became a job.
     """
 
-    def __init__(self, request: CreateResponse, response_id: str) -> None:
+    def __init__(self, request: CreateResponse, owner: str | None, response_id: str) -> None:
         self.request = request
+        self.owner = owner
         self.response_id = response_id
         self.stream = bool(request.stream)
+        self.background = bool(request.background)
         self.events, self._receive = trio.open_memory_channel[Event](math.inf)
         self.result: trio.MemorySendChannel[Response | Exception]
         self.result, self._result = trio.open_memory_channel[Response | Exception](1)
@@ -98,6 +104,11 @@ class FakeRun:
         self.left = trio.Event()
         self.closed = trio.Event()
         self.cancelled = False
+        self.detached = False
+
+    def detach(self) -> Response:
+        self.detached = True
+        return response(self.response_id, status="queued", background=True)
 
     def close(self) -> None:
         self.closed.set()
@@ -131,26 +142,36 @@ class FakeRun:
 
 
 class FakeResponses:
-    """Admits everything; but ``prepare`` waits for ``gate`` and raises ``refusal`` where there is one."""
+    """Admits everything; but ``prepare`` waits for ``gate``, and a request meets ``refusal`` if there is one.
+
+    ``counted`` are the requests whose tokens were asked for, with their owners.
+    """
 
     def __init__(self) -> None:
         self.healthy = True
         self.refusal: Exception | None = None
         self.gate: trio.Event | None = None
         self.preparing = trio.Event()
+        self.counted: list[tuple[CreateResponse, str | None]] = []
         self._admitted, self._new_runs = trio.open_memory_channel[FakeRun](math.inf)
         self._count = 0
 
-    async def prepare(self, request: CreateResponse) -> FakeRun:
+    async def prepare(self, request: CreateResponse, owner: str | None) -> FakeRun:
         self.preparing.set()
         if self.gate is not None:
             await self.gate.wait()
         if self.refusal is not None:
             raise self.refusal
         self._count += 1
-        run = FakeRun(request, f"resp_{self._count}")
+        run = FakeRun(request, owner, f"resp_{self._count}")
         self._admitted.send_nowait(run)
         return run
+
+    async def count_input_tokens(self, request: CreateResponse, owner: str | None) -> InputTokens:
+        self.counted.append((request, owner))
+        if self.refusal is not None:
+            raise self.refusal
+        return InputTokens(input_tokens=INPUT_TOKENS)
 
     async def next_run(self) -> FakeRun:
         """The next run in order of admission."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import h11
 import trio
-from support.fake_responses import FakeResponses
+from support.fake_state import fake_use_cases
 
 from mlxcel_trio.http.app import create_app
 from mlxcel_trio.http.worker import WorkerLimits, serve_http
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from hypercorn.typing import ASGIFramework
+    from support.fake_responses import FakeResponses
+    from support.fake_state import FakeConversations, FakeStoredResponses, FakeUseCases
 
 LIMIT_SECONDS = 10
 """What no test may take; nothing waits for it in a test that passes."""
@@ -128,7 +130,19 @@ class Server(NamedTuple):
     port: int
     shutdown: trio.Event
     stopped: trio.Event
-    responses: FakeResponses
+    fakes: FakeUseCases
+
+    @property
+    def responses(self) -> FakeResponses:
+        return self.fakes.responses
+
+    @property
+    def stored(self) -> FakeStoredResponses:
+        return self.fakes.stored
+
+    @property
+    def conversations(self) -> FakeConversations:
+        return self.fakes.conversations
 
     @asynccontextmanager
     async def connect(self, receive_bytes: int = 65536) -> AsyncIterator[Client]:
@@ -158,20 +172,16 @@ class Server(NamedTuple):
 
 @asynccontextmanager
 async def serving(
-    responses: FakeResponses | None = None,
-    *,
-    limits: WorkerLimits | None = None,
-    within: float = LIMIT_SECONDS,
-    **options: Any,
+    *, limits: WorkerLimits | None = None, within: float = LIMIT_SECONDS, **options: Any
 ) -> AsyncIterator[Server]:
-    """A server around ``responses``; ``options`` go to ``create_app``. Leaving cuts it; it may not fail."""
-    responses = responses or FakeResponses()
-    async with serving_app(create_app(responses, **options), limits, within=within) as (
+    """A server around fakes; ``options`` go to ``create_app``. Leaving cuts it; it may not fail."""
+    fakes = fake_use_cases()
+    async with serving_app(create_app(fakes.as_use_cases(), **options), limits, within=within) as (
         port,
         shutdown,
         stopped,
     ):
-        yield Server(port, shutdown, stopped, responses)
+        yield Server(port, shutdown, stopped, fakes)
 
 
 @asynccontextmanager

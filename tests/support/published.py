@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import openresponses_types as openresponses
 from openai.types import responses as openai_types
+from openai.types.conversations import Conversation, ConversationDeletedResource, ConversationItemList
 from pydantic import BaseModel, ValidationError
 
 if TYPE_CHECKING:
@@ -89,6 +90,9 @@ WAIVERS: tuple[Waiver, ...] = (
     ),
 )
 
+# Paths in the models of Open Responses begin at an item, since they know no list of items.
+ITEM_WAIVERS: tuple[Waiver, ...] = (Waiver("openresponses", "status", "extra_forbidden", _STATUS),)
+
 
 def _openai_events() -> dict[str, type[BaseModel]]:
     union, _ = get_args(openai_types.ResponseStreamEvent)
@@ -114,6 +118,19 @@ _OPENRESPONSES_EVENTS: dict[str, type[BaseModel]] = {
     "response.function_call_arguments.done": openresponses.ResponseFunctionCallArgumentsDoneStreamingEvent,
 }
 EVENT_TYPES = frozenset(_OPENRESPONSES_EVENTS)
+_OPENRESPONSES_ITEMS: dict[str, type[BaseModel]] = {
+    "message": openresponses.Message,
+    "function_call": openresponses.FunctionCall,
+    "function_call_output": openresponses.FunctionCallOutput,
+    "reasoning": openresponses.ReasoningBody,
+    "compaction": openresponses.CompactionBody,
+}
+
+_OPENAI_OBJECTS: dict[str, type[BaseModel]] = {
+    "conversation": Conversation,
+    "conversation.deleted": ConversationDeletedResource,
+    "response.input_tokens": openai_types.InputTokenCountResponse,
+}
 
 
 def event_differences(event: Json, waivers: Sequence[Waiver] = WAIVERS) -> list[Difference]:
@@ -132,6 +149,23 @@ def response_differences(response: Json, waivers: Sequence[Waiver] = WAIVERS) ->
         ("openresponses", openresponses.ResponseResource),
     ]
     return list(_unwaived(response, models, waivers))
+
+
+def item_list_differences(page: Json, waivers: Sequence[Waiver] = ITEM_WAIVERS) -> list[Difference]:
+    """What the models hold against a page of items of a response or a conversation, waived ones left out."""
+    lists: list[tuple[ModelName, type[BaseModel]]] = [
+        ("openai", openai_types.ResponseItemList),
+        ("openai", ConversationItemList),
+    ]
+    found = list(_unwaived(page, lists, waivers))
+    for item in page["data"]:
+        found += _unwaived(item, [("openresponses", _OPENRESPONSES_ITEMS[item["type"]])], waivers)
+    return found
+
+
+def object_differences(value: Json) -> list[Difference]:
+    """What the SDK's model holds against an object that Open Responses does not know."""
+    return list(_unwaived(value, [("openai", _OPENAI_OBJECTS[value["object"]])], ()))
 
 
 def _unwaived(

@@ -60,10 +60,11 @@ class ServerClient:
     @asynccontextmanager
     async def open_stream(self, **fields: Any) -> AsyncIterator[EventReader]:
         """A stream to be read event by event; leaving the block closes the connection."""
+        key = self.client.headers.get("Authorization")
+        headers = None if key is None else {"Authorization": key}
+        body = json.dumps(body_of(fields | {"stream": True})).encode()
         async with self.connect() as client:
-            await client.send(
-                "POST", "/v1/responses", body=json.dumps(body_of(fields | {"stream": True})).encode()
-            )
+            await client.send("POST", "/v1/responses", headers=headers, body=body)
             head = await client.head()
             assert head.status_code == 200
             assert dict(head.headers)[b"content-type"] == b"text/event-stream; charset=utf-8"

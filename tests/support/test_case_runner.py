@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from support.case_runner import Case, Exchange, Setup, playing, read_cases
+from support.case_runner import Case, Setup, playing, read_cases
 from support.served import text_of
+
+if TYPE_CHECKING:
+    from support.exchanges import Exchange
 
 CREATE = {"method": "POST", "path": "/v1/responses"}
 TWO = Setup(rows=({"when": "first", "emit": ["one"]}, {"emit": ["other"]}))
@@ -37,6 +40,36 @@ async def test_a_sequence_knows_what_came_before() -> None:
 async def test_a_sequence_that_refers_to_nothing_fails() -> None:
     with pytest.RaisesGroup(KeyError, flatten_subgroups=True):
         await play({"sequence": [create("first"), create("$1.nothing")]})
+
+
+async def test_a_sequence_breaks_off_where_a_value_is_missing() -> None:
+    steps = [create("first"), create(" "), create("$1.id"), create("$2.id"), create("first")]
+    async with playing(Case("B000", "kind", "symptom", {"sequence": steps}, "expect"), TWO) as run:
+        assert [made.answered for made in run.exchanges] == [True, False, True]
+        with pytest.raises(AssertionError, match="breaks off behind 3"):
+            len(run.steps)
+
+
+async def test_a_restart_is_a_new_server() -> None:
+    found = {"method": "GET", "path": "/v1/responses/$1.id"}
+    created, before, after = await play({"sequence": [create("x"), found, {"restart": "server"}, found]})
+    assert before.response == created.response
+    assert after.error(404)["code"] == "response_not_found"
+
+
+async def test_a_request_is_repeated_as_often_as_the_setup_says() -> None:
+    setup = Setup(rows=({"times": 2, "emit": ["early"]}, {"emit": ["late"]}), repeat=3)
+    made = await play(create("number $i", repeat=5000), setup)
+    assert [input_of(each) for each in made] == ["number 0", "number 1", "number 2"]
+    assert [text_of(each.response) for each in made] == ["early", "early", "late"]
+
+
+async def test_fields_are_left_out_of_every_body() -> None:
+    request = create("x")
+    request["body"] |= {"tools": [{"type": "?"}], "user": "u"}
+    made = await play({"sequence": [request, request]}, Setup(without=("tools",)))
+    assert [each.step.body for each in made] == [{"model": "local", "input": "x", "user": "u"}] * 2
+    assert [each.response["user"] for each in made] == ["u", "u"]
 
 
 async def test_concurrent_requests_are_numbered() -> None:
@@ -79,7 +112,7 @@ async def test_an_unknown_client_is_an_error(client: str) -> None:
 
 async def test_an_unknown_key_is_an_error() -> None:
     with pytest.RaisesGroup(msgspec.ValidationError, flatten_subgroups=True):
-        await play(create("x", repeat=3))
+        await play(create("x", again=3))
 
 
 def test_the_cases_are_read() -> None:

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
@@ -18,7 +19,8 @@ from mlxcel_trio.http.app import create_app
 from mlxcel_trio.testing.sse import SseReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from hypercorn.typing import (
         ASGIFramework,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
         ASGIReceiveEvent,
         ASGISendCallable,
         ASGISendEvent,
+        HTTPScope,
         Scope,
     )
     from support.published import Json
@@ -128,8 +131,8 @@ class WrongServer(NamedTuple):
     """One way to be wrong, which ``cases`` report.
 
     ``hear`` changes the body of a request, ``say`` changes the answer, ``answer`` makes one from the request
-    alone. A server that is ``deaf`` is never told that a client has left. ``context_window`` is what the
-    model is given where that matters.
+    alone. A server that is ``deaf`` is never told that a client has left. ``settings`` and ``context_window``
+    are what it is given where that matters. ``inside`` changes the server itself while its block is open.
     """
 
     name: str
@@ -139,6 +142,8 @@ class WrongServer(NamedTuple):
     answer: Callable[[Json], Answer] | None = None
     deaf: bool = False
     context_window: int | None = None
+    settings: Mapping[str, Any] = MappingProxyType({})
+    inside: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 @contextmanager
@@ -152,7 +157,7 @@ def wrong(how: WrongServer) -> Iterator[None]:
     def create_wrong_app(*args: Any, **options: Any) -> ASGIFramework:
         return _WrongApp(create_app(*args, **options), how, failures)
 
-    with mock.patch.object(server, "create_app", create_wrong_app):
+    with mock.patch.object(server, "create_app", create_wrong_app), how.inside():
         yield
     if failures:
         raise ExceptionGroup(f"{how.name} does not work", failures)
@@ -176,7 +181,7 @@ class _WrongApp:
             self._failures.append(error)
             raise
 
-    async def _serve(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+    async def _serve(self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         how = self._how
         if how.answer is not None:
             await _send_answer(send, how.answer(_decoded(await _whole_body(receive))))
@@ -185,7 +190,7 @@ class _WrongApp:
             with trio.CancelScope(shield=True):
                 await self._app(scope, partial(_receive_deaf, receive), send)
             return
-        if how.hear is not None:
+        if how.hear is not None and scope["method"] == "POST":
             receive = await _changed_request(scope, receive, how.hear)
         if how.say is None:
             await self._app(scope, receive, send)

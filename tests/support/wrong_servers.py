@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING
 
 from support.emission import emit
-from support.faults import errors, events, requests, responses
+from support.faults import errors, events, requests, responses, state
 from support.wrong_app import Answer, Frame, WrongServer
 
 from mlxcel_trio.core.emitter import Completed
@@ -45,4 +45,5 @@ FAULTS: tuple[WrongServer, ...] = (
     *responses.FAULTS,
     *errors.FAULTS,
     *requests.FAULTS,
+    *state.FAULTS,
 )

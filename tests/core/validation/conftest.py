@@ -10,7 +10,8 @@ import pytest
 from mlxcel_trio.core.sampling import SamplingDefaults
 from mlxcel_trio.core.validation import ValidationContext, not_yet, validate_create
 from mlxcel_trio.errors import InvalidRequestError
-from mlxcel_trio.protocol.codec import decode_create
+from mlxcel_trio.protocol.codec import decode
+from mlxcel_trio.protocol.requests import CreateResponse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,8 @@ def context() -> ValidationContext:
         names={"local": "tiny", "tiny": "tiny", "org/tiny": "tiny"},
         sampling=SamplingDefaults(temperature=0.7, top_p=0.9, top_k=40, min_p=0.05),
         store_enabled=True,
+        conversations_enabled=True,
+        background_enabled=True,
     )
 
 
@@ -33,7 +36,7 @@ def validate_as_built(context: ValidationContext) -> Callable[..., CreatePlan]:
 
     def validate(**fields: Any) -> CreatePlan:
         body = {"model": "local", "input": "hi"} | fields
-        return validate_create(decode_create(json.dumps(body).encode()), context)
+        return validate_create(decode(json.dumps(body).encode(), CreateResponse), context)
 
     return validate
 

@@ -14,7 +14,7 @@ from mlxcel_trio.core.sampling import NO_ADJUSTMENTS, LogitAdjustments, Sampling
 from mlxcel_trio.core.validation import ValidationContext, validate_create
 from mlxcel_trio.core.validation.fields import check_fields
 from mlxcel_trio.errors import InvalidRequestError
-from mlxcel_trio.protocol.codec import decode_create
+from mlxcel_trio.protocol.codec import decode
 from mlxcel_trio.protocol.requests import CreateResponse
 from mlxcel_trio.protocol.responses import ReasoningConfig
 
@@ -163,7 +163,7 @@ def test_numbers_are_finite_for_callers_who_build_the_request_themselves(name: s
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999", "9" * 400, "9" * 5000])
 def test_numbers_are_finite_on_the_wire(text: str) -> None:
     with pytest.raises(InvalidRequestError):
-        decode_create(f'{{"temperature": {text}}}'.encode())
+        decode(f'{{"temperature": {text}}}'.encode(), CreateResponse)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_sampling_comes_from_the_request_first(validate: Validate) -> None:
 
 
 def test_store_is_false_when_the_store_is_disabled(context: ValidationContext) -> None:
-    disabled = ValidationContext(names=context.names, sampling=context.sampling, store_enabled=False)
+    disabled = replace(context, store_enabled=False)
     for store in (True, False, None):
         request = CreateResponse(model="local", input="hi", store=store)
         assert validate_create(request, disabled).store is False
@@ -267,7 +267,7 @@ def test_reasoning_null_and_empty(validate: Validate) -> None:
 
 @pytest.mark.parametrize("body", [b'{"a":"\xff"}', b"[" * 500 + b"]" * 500, b'{"a":1e999}', b'"x"', b"true"])
 def test_template_variables_that_cannot_be_read(body: bytes, context: ValidationContext) -> None:
-    request = decode_create(b'{"model":"local","input":"hi","chat_template_kwargs":' + body + b"}")
+    request = decode(b'{"model":"local","input":"hi","chat_template_kwargs":' + body + b"}", CreateResponse)
     with pytest.raises(InvalidRequestError) as caught:
         validate_create(request, context)
     assert caught.value.param == "chat_template_kwargs"

@@ -10,12 +10,15 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from mlxcel_trio.core.dialogue import continue_dialogue
 from mlxcel_trio.core.history import to_messages
 from mlxcel_trio.core.sampling import SamplingDefaults
 from mlxcel_trio.core.skeleton import open_response
-from mlxcel_trio.core.validation import ValidationContext, not_yet, validate_create
+from mlxcel_trio.core.stored_items import store_input
+from mlxcel_trio.core.transcript import EMPTY
+from mlxcel_trio.core.validation import ValidationContext, check_not_empty, not_yet, validate_create
 from mlxcel_trio.errors import MlxcelError
-from mlxcel_trio.protocol.codec import decode_create, encode
+from mlxcel_trio.protocol.codec import decode, encode
 from mlxcel_trio.protocol.items import InputItem, InputPart
 from mlxcel_trio.protocol.requests import CreateResponse
 from mlxcel_trio.protocol.tools import (
@@ -78,7 +81,7 @@ OTHER_ITEMS = some_of(
     type=st.sampled_from(
         ["function_call", "function_call_output", "reasoning", "compaction", "item_reference", "unheard_of"]
     ),
-    id=st.just("a"),
+    id=st.sampled_from(["a", "b"]),
     call_id=NAMES,
     name=NAMES,
     arguments=STRINGS,
@@ -116,22 +119,32 @@ FOCUSES: list[dict[str, SearchStrategy[Any]]] = [
 ]
 REQUESTS = st.one_of([some_of(CreateResponse, **(ALWAYS | focus)) for focus in FOCUSES])
 
-CONTEXT = ValidationContext({"local": "tiny"}, SamplingDefaults(), store_enabled=True)
+CONTEXT = ValidationContext(
+    {"local": "tiny"},
+    SamplingDefaults(),
+    store_enabled=True,
+    conversations_enabled=True,
+    background_enabled=True,
+)
+STORED = {"a": store_input(InputItem(type="message", role="user", content=" "), "a")}
+HISTORY = EMPTY.append(STORED.values())
 LENIENT = msgspec.structs.replace(CONTEXT, ignore_unsupported_tools=True)
 
 
 def attempt(body: bytes, context: ValidationContext = CONTEXT) -> str:
     """Everything pure that happens to a body on its way to the engine and back."""
     try:
-        request = decode_create(body)
+        request = decode(body, CreateResponse)
     except MlxcelError:
         return "not decodable"
     try:
         plan = validate_create(request, context)
+        items = [item for item in plan.items if item.type != "compaction"]
+        dialogue = continue_dialogue(HISTORY, items, find_item=STORED.get, new_id="{}_new".format)
+        check_not_empty(dialogue.items, plan.instructions)
     except MlxcelError as error:
         return "refused" if str(error) else "refused in silence"
-    resolved = [item for item in plan.items if item.type not in ("compaction", "item_reference")]
-    to_messages(resolved, plan.instructions)
+    to_messages(dialogue.items, plan.instructions)
     echo = json.loads(encode(open_response(plan, response_id="resp_1", created_at=0)))
     assert echo["model"] == "tiny"
     return "accepted"

@@ -9,6 +9,7 @@ import pytest
 
 from mlxcel_trio.core.plan import CreatePlan
 from mlxcel_trio.core.validation import check_not_empty, check_tool_pairing
+from mlxcel_trio.core.validation.items import read_input
 from mlxcel_trio.errors import InvalidRequestError
 from mlxcel_trio.protocol.items import InputItem, InputPart
 
@@ -79,6 +80,12 @@ def test_messages(role: str, typed: dict[str, Any], content: object, validate: V
     assert item.role == role
 
 
+@pytest.mark.parametrize("typed", [{}, {"type": None}, {"type": "item_reference"}])
+def test_a_reference_needs_nothing_but_an_id(typed: dict[str, Any], validate: Validate) -> None:
+    (item,) = validate(input=[{"id": "msg_1", "unknown_key": 1} | typed]).items
+    assert item == InputItem(type="item_reference", id="msg_1")
+
+
 def test_assistant_parts_of_a_replayed_output(validate: Validate) -> None:
     parts = [
         text("output_text", "a") | {"annotations": [], "logprobs": []},
@@ -99,6 +106,10 @@ def test_assistant_parts_of_a_replayed_output(validate: Validate) -> None:
         # types
         ({}, "type"),
         ({"type": None}, "type"),
+        ({"id": None}, "type"),
+        ({"id": ""}, "type"),
+        ({"id": "msg_1", "content": "x"}, "type"),
+        ({"id": "fc_1", "call_id": "c"}, "type"),
         ({"content": "x"}, "type"),
         ({"type": ""}, "type"),
         ({"type": "Message", "role": "user", "content": "x"}, "type"),
@@ -248,19 +259,23 @@ def output(call_id: str) -> dict[str, Any]:
         ([call("a"), output("a"), output("a")], "input[2].call_id"),
     ],
 )
-def test_pairing(items: list[Any], param: str | None, validate: Validate, refusal: Refusal) -> None:
+def test_pairing(items: list[Any], param: str | None, validate: Validate) -> None:
+    read = validate(input=items).items
     if param is None:
-        assert len(validate(input=items).items) == len(items)
-    else:
-        assert refusal(input=items).param == param
+        check_tool_pairing(read)
+        return
+    for path in ("input", "items"):
+        with pytest.raises(InvalidRequestError) as caught:
+            check_tool_pairing(read, path=path)
+        assert caught.value.param == param.replace("input", path)
 
 
-@pytest.mark.parametrize("chain", [{"previous_response_id": "resp_1"}, {"conversation": "conv_1"}])
-@pytest.mark.parametrize("value", [[], "", None, [OUTPUT], [{"type": "reasoning"}]])
-def test_a_chained_request_is_judged_with_its_history(
+@pytest.mark.parametrize("chain", [{}, {"previous_response_id": "resp_1"}, {"conversation": "conv_1"}])
+@pytest.mark.parametrize("value", [[], "", [OUTPUT], [CALL, CALL], [REASONING]], ids=repr)
+def test_what_only_the_whole_dialogue_can_tell_is_not_judged(
     chain: dict[str, str], value: object, validate: Validate
 ) -> None:
-    validate(input=value, **chain)
+    assert validate(input=value, **chain).items == validate(input=value).items
 
 
 def test_pairing_against_a_history() -> None:
@@ -297,10 +312,14 @@ EMPTY: list[Any] = [
 
 
 @pytest.mark.parametrize("value", EMPTY, ids=repr)
-def test_an_empty_conversation_is_refused(value: object, validate: Validate, refusal: Refusal) -> None:
-    assert refusal(input=value).param == "input"
-    assert refusal(input=value, instructions=" ").param == "input"
-    assert validate(input=value, instructions="Say something.").instructions == "Say something."
+def test_an_empty_dialogue_is_refused(value: object, validate: Validate) -> None:
+    items = validate(input=value).items
+    for instructions in (None, "", " "):
+        with pytest.raises(InvalidRequestError) as caught:
+            check_not_empty(items, instructions)
+        assert caught.value.param == "input"
+    check_not_empty(items, "Say something.")
+    check_not_empty([InputItem(type="message", role="user", content="hi"), *items], None)
 
 
 @pytest.mark.parametrize(
@@ -314,23 +333,28 @@ def test_an_empty_conversation_is_refused(value: object, validate: Validate, ref
         [REASONING | {"content": [text("reasoning_text")]}],
         [REASONING | {"summary": [text("summary_text")]}],
         [COMPACTION],
-        [REFERENCE],
     ],
     ids=repr,
 )
-def test_a_conversation_that_says_something(value: object, validate: Validate) -> None:
-    validate(input=value)
+def test_a_dialogue_that_says_something(value: object, validate: Validate) -> None:
+    check_not_empty(validate(input=value).items, None)
 
 
 @pytest.mark.parametrize("instructions", [None, "Be brief."])
-def test_input_may_be_absent_only_with_a_history(instructions: str | None, refusal: Refusal) -> None:
+def test_input_may_be_absent_only_with_a_history(
+    instructions: str | None, validate: Validate, refusal: Refusal
+) -> None:
     error = refusal(input=None, instructions=instructions)
     assert error.param == "input"
     assert "missing" in error.message
+    for chain in ({"previous_response_id": "resp_1"}, {"conversation": "conv_1"}):
+        assert validate(input=None, instructions=instructions, **chain).items == ()
 
 
-def test_emptiness_with_a_history() -> None:
-    check_not_empty([InputItem(type="message", role="user", content="hi")], None)
-    check_not_empty([], "Be brief.")
-    with pytest.raises(InvalidRequestError):
-        check_not_empty([InputItem(type="message", role="user", content=" ")], None)
+def test_the_path_of_items_that_come_in_another_field() -> None:
+    wrong = InputItem(role="user", content=[InputPart(type="input_text")])
+    for path in ("items", "a[0].b"):
+        with pytest.raises(InvalidRequestError) as caught:
+            read_input([InputItem(role="user", content="x"), wrong], path)
+        assert caught.value.param == f"{path}[1].content[0].text"
+        assert caught.value.param in caught.value.message

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mlxcel_trio.core.plan import CreatePlan
-from mlxcel_trio.core.sampling import SamplingDefaults
 from mlxcel_trio.core.validation import ValidationContext, not_yet, validate_create
 from mlxcel_trio.errors import InvalidRequestError
 from mlxcel_trio.protocol.requests import ConversationRef, CreateResponse
@@ -76,12 +76,57 @@ def test_previous_response_id_of_a_wrong_type(value: object, refusal: Refusal) -
     assert refusal(previous_response_id=value).param == "previous_response_id"
 
 
-def test_a_chain_needs_the_store() -> None:
-    disabled = ValidationContext({"local": "tiny"}, SamplingDefaults(), store_enabled=False)
-    request = CreateResponse(model="local", input="hi", previous_response_id="resp_1")
-    with pytest.raises(InvalidRequestError) as caught:
-        validate_create(request, disabled)
-    assert (caught.value.param, caught.value.code) == ("previous_response_id", "store_disabled")
+@pytest.mark.parametrize(
+    ("field", "needed", "other"),
+    [
+        ("previous_response_id", "store_enabled", "conversations_enabled"),
+        ("conversation", "conversations_enabled", "store_enabled"),
+    ],
+)
+def test_state_needs_its_store(field: str, needed: str, other: str, context: ValidationContext) -> None:
+    def validate(*disabled: str) -> CreatePlan:
+        return validate_create(request, replace(context, **dict.fromkeys(disabled, False)))
+
+    request = replace(CreateResponse(model="local", input="hi"), **{field: "a_1"})
+    assert validate(other, "background_enabled").items == validate().items
+    # Switched off comes first: what may not be used at all need not be spelled right.
+    for value in ("a_1", "/", ConversationRef("a_1")):
+        request = replace(request, **{field: value})
+        with pytest.raises(InvalidRequestError) as caught:
+            validate(needed)
+        assert (caught.value.param, caught.value.code) == (field, "store_disabled")
+        assert "whole history in 'input'" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("disabled", "code"),
+    [
+        ({"background_enabled": False}, None),
+        ({"store_enabled": False}, "store_disabled"),
+        ({"store_enabled": False, "background_enabled": False}, "store_disabled"),
+    ],
+    ids=str,
+)
+def test_background_needs_the_store_and_places_for_jobs(
+    disabled: dict[str, bool], code: str | None, context: ValidationContext
+) -> None:
+    for store in (True, False, None):
+        request = CreateResponse(model="local", input="hi", background=True, store=store)
+        assert validate_create(request, replace(context, conversations_enabled=False)).background is True
+        with pytest.raises(InvalidRequestError) as caught:
+            validate_create(request, replace(context, **disabled))
+        assert (caught.value.param, caught.value.code) == ("background", code)
+        assert "--responses-background-max-jobs" in caught.value.message
+        foreground = replace(request, background=False)
+        assert validate_create(foreground, replace(context, **disabled)).background is False
+
+
+def test_without_stores_a_request_by_itself_is_fine(context: ValidationContext) -> None:
+    plan = validate_create(
+        CreateResponse(model="local", input="hi", store=True),
+        replace(context, store_enabled=False, conversations_enabled=False, background_enabled=False),
+    )
+    assert plan.store is False
 
 
 @pytest.mark.parametrize("conversation_id", ["a", "conv_1", "A-z_9", "x" * 64])
@@ -148,9 +193,6 @@ NOT_BUILT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}},
         {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "objekt"}}}},
     ),
-    ("previous_response_id", {"previous_response_id": "resp_1"}, {"previous_response_id": 1}),
-    ("conversation", {"conversation": "conv_1"}, {"conversation": "/"}),
-    ("background", {"background": True}, {"background": True, "stream": True}),
     (
         "context_management",
         {"context_management": [{"type": "compaction", "compact_threshold": 1}]},
@@ -158,13 +200,8 @@ NOT_BUILT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     (
         "input[1].type",
-        {"input": [{"role": "user", "content": "x"}, {"type": "item_reference", "id": "a"}]},
-        {"input": [{"role": "user", "content": "x"}, {"type": "item_reference"}]},
-    ),
-    (
-        "input[0].type",
-        {"input": [{"type": "compaction", "encrypted_content": "e30"}]},
-        {"input": [{"type": "compaction"}]},
+        {"input": [{"role": "user", "content": "x"}, {"type": "compaction", "encrypted_content": "e30"}]},
+        {"input": [{"role": "user", "content": "x"}, {"type": "compaction"}]},
     ),
 ]
 
@@ -193,6 +230,11 @@ def test_every_row_of_the_table_is_tried() -> None:
         {"tool_choice": "none"},
         {"text": {"format": {"type": "text"}, "verbosity": "low"}},
         {"background": False},
+        {"background": True},
+        {"previous_response_id": "resp_1"},
+        {"conversation": "conv_1"},
+        {"conversation": {"id": "conv_1"}, "store": False},
+        {"input": [{"type": "item_reference", "id": "a"}]},
         {"top_logprobs": 0, "include": ["reasoning.encrypted_content"]},
         {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1, "logit_bias": {}},
         {"repetition_penalty": 1.0},
@@ -206,5 +248,5 @@ def test_every_row_of_the_table_is_tried() -> None:
         },
     ],
 )
-def test_values_that_ask_for_nothing_new(fields: dict[str, Any], validate_as_built: Validate) -> None:
+def test_values_that_ask_for_what_is_built(fields: dict[str, Any], validate_as_built: Validate) -> None:
     validate_as_built(**fields)

@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from mlxcel_trio.core.plan import CreatePlan
 from mlxcel_trio.core.validation import ValidationContext, unsupported_tools, validate_create
 from mlxcel_trio.core.validation.tools import MAX_PARAMETERS_BYTES, MAX_TOOLS
 from mlxcel_trio.errors import InvalidRequestError
-from mlxcel_trio.protocol.codec import decode_create
+from mlxcel_trio.protocol.codec import decode
 from mlxcel_trio.protocol.requests import CreateResponse
 from mlxcel_trio.protocol.tools import AllowedToolsChoice, NamedToolChoice, ToolParam
 
@@ -73,7 +74,7 @@ def test_parameters_are_echoed_as_sent(context: ValidationContext) -> None:
     body = (
         b'{"model":"local","input":"hi","tools":[{"type":"function","name":"a","parameters":' + sent + b"}]}"
     )
-    plan = validate_create(decode_create(body), context)
+    plan = validate_create(decode(body, CreateResponse), context)
     assert bytes(plan.tools[0].parameters) == sent
 
 
@@ -91,7 +92,7 @@ def test_nothing_in_the_plan_pins_the_body(context: ValidationContext) -> None:
             }
         ).encode()
     )
-    request = decode_create(memoryview(body))
+    request = decode(memoryview(body), CreateResponse)
     plan = validate_create(request, context)
     with pytest.raises(BufferError):
         body.clear()  # the request is a view of it
@@ -173,9 +174,7 @@ def test_only_functions(kind: str, refusal: Refusal) -> None:
 
 @pytest.mark.usefixtures("validate")  # tools count as built
 def test_other_tools_can_be_dropped_instead(context: ValidationContext) -> None:
-    lenient = ValidationContext(
-        context.names, context.sampling, store_enabled=True, ignore_unsupported_tools=True
-    )
+    lenient = replace(context, ignore_unsupported_tools=True)
     hosted = [ToolParam(type=kind, name="get_tide") for kind in HOSTED]
     tools = [*hosted, ToolParam(type="function", name="get_tide"), *hosted]
     request = CreateResponse(model="local", input="hi", tools=tools)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from support.bug_checks.check import Checks
+from support.bug_checks.jobs import job_of
 from support.served import reasoning_of, text_of
 
 from mlxcel_trio.settings import Settings
 
 if TYPE_CHECKING:
-    from support.case_runner import CaseRun, Exchange
+    from support.case_runner import CaseRun
+    from support.exchanges import Exchange
 
 CHECKS = Checks()
 
@@ -167,10 +169,13 @@ async def assert_generation_stopped(run: CaseRun) -> None:
     assert (await run.served.health())["sampled_tokens"] == before["sampled_tokens"]
 
 
-@CHECKS("B105", rows=(ENDLESS,))
-async def a_dropped_stream_stops_its_generation(run: CaseRun) -> None:
+@CHECKS("B105", rows=({"when": "a job", "emit": ["done"], "delay": 0.01}, ENDLESS))
+async def a_dropped_stream_stops_its_generation_and_no_other(run: CaseRun) -> None:
     assert len(run.exchanges[0].events) == 3
     await assert_generation_stopped(run)
+    # Each request has a connection of its own, which is closed when it is answered.
+    job = job_of(run, await run.again(input="a job", stream=False, background=True))
+    assert text_of(await job.end()) == "done"
 
 
 @CHECKS("B109", rows=(ENDLESS,))

@@ -7,25 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.bug_checks.check import Checks
+from support.bug_checks.prompts import assert_prompt, dialogue, turn
 from support.served import text_of
 
 if TYPE_CHECKING:
     from support.case_runner import CaseRun
 
 CHECKS = Checks()
-
-GENERATION = "<|im_start|>assistant\n"
-
-
-def turn(role: str, text: str) -> str:
-    """A turn as the scripted model's template writes it."""
-    return f"<|im_start|>{role}\n{text}<|im_end|>\n"
-
-
-def assert_prompt(run: CaseRun, *turns: str) -> None:
-    """The last prompt had these turns, and the case was answered."""
-    assert run.served.engine.prompts()[-1:] == ["".join(turns) + GENERATION]
-    assert text_of(run.exchanges[-1].response) == "Hello there."
 
 
 async def assert_nothing_created(run: CaseRun) -> None:
@@ -60,7 +48,7 @@ async def an_invalid_schema_is_refused(run: CaseRun) -> None:
     await assert_nothing_created(run)
 
 
-@CHECKS("B090")
+@CHECKS("B090", without=("tools",))
 async def call_ids_pair_calls_and_outputs(run: CaseRun) -> None:
     assert "'call_0'" in run.only.refused("input[2].call_id")
     user, first, _, output = run.only.step.body["input"] if run.only.step.body else []
@@ -79,9 +67,21 @@ async def an_item_with_a_role_is_a_message(run: CaseRun) -> None:
     assert_prompt(run, turn("user", "hello"))
 
 
+@CHECKS("B118", without=("tools",))
+async def an_output_in_parts_is_joined(run: CaseRun) -> None:
+    call = '<tool_call>\n{"name": "list_boats", "arguments": {}}\n</tool_call>'
+    result = turn("user", "<tool_response>\nAdaMira\n</tool_response>")
+    assert_prompt(run, turn("user", "look"), turn("assistant", call), result)
+
+
 @CHECKS("B119")
-async def an_item_that_is_not_there_is_named(run: CaseRun) -> None:
-    assert "input[0]" in run.only.refused("input[0].type")
+async def references_are_found_or_named(run: CaseRun) -> None:
+    assert "'msg_unknown'" in run.only.refused("input[0].id", "item_not_found")
+    asked = {"role": "user", "content": "hi"}
+    answered = await run.again(input=[asked])
+    reference = {"type": "item_reference", "id": answered.response["output"][0]["id"]}
+    await run.again(input=[asked, reference, {"role": "user", "content": "again"}])
+    assert run.served.engine.prompts() == [dialogue("hi"), dialogue("hi", "again")]
     for kind in ("computer_call_output", "mcp_call"):
         made = await run.again(input=[{"type": kind, "id": "x"}, {"role": "user", "content": "hi"}])
         assert f"'{kind}'" in made.refused("input[0].type")

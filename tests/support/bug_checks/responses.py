@@ -8,7 +8,8 @@ from support.bug_checks.check import Checks
 from support.served import text_of
 
 if TYPE_CHECKING:
-    from support.case_runner import CaseRun, Exchange
+    from support.case_runner import CaseRun
+    from support.exchanges import Exchange
 
 CHECKS = Checks()
 

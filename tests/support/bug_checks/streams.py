@@ -84,6 +84,7 @@ async def the_terminal_event_has_the_whole_response(run: CaseRun) -> None:
     assert response["model"] == "scripted"
     assert response["output"] == [event["item"] for event in run.only.of_type("output_item.done")]
     assert len(run.only.of_type("output_item.added")) == len(response["output"]) == 1
+    assert (await run.send("GET", f"/v1/responses/{response['id']}")).response == response
 
 
 @CHECKS("B011")
@@ -147,6 +148,7 @@ async def an_engine_failure_is_response_failed(run: CaseRun) -> None:
     assert response["error"]["code"] == "server_error"
     assert response["error"]["message"]
     assert text_of(response) == "a"
+    assert (await run.send("GET", f"/v1/responses/{response['id']}")).response == response
 
 
 @CHECKS("B021")

@@ -17,8 +17,8 @@ FAULTS = Faults()
 
 
 @FAULTS.says(
-    "B048", "B051", "B054", "B055", "B065", "B090", "B119", "B120", "B122", "B123", "B128",
-    "B152", "B154", "B157", "B164", "B166", "B168", "B181", "B182",
+    "B048", "B051", "B054", "B055", "B065", "B090", "B096", "B104", "B119", "B120", "B122", "B123", "B128",
+    "B152", "B154", "B157", "B164", "B166", "B167", "B168", "B169", "B181", "B182",
 )  # fmt: skip
 def errors_name_no_field(answer: Answer) -> None:
     if answer.error is not None:
@@ -26,15 +26,18 @@ def errors_name_no_field(answer: Answer) -> None:
 
 
 @FAULTS.says(
-    "B048", "B051", "B054", "B055", "B065", "B090", "B119", "B120", "B149", "B154",
-    "B157", "B166", "B181", "B182",
+    "B048", "B051", "B054", "B055", "B065", "B089", "B090", "B096", "B119", "B120", "B149", "B154",
+    "B157", "B166", "B167", "B169", "B181", "B182",
 )  # fmt: skip
 def errors_say_nothing(answer: Answer) -> None:
     if answer.error is not None:
         answer.error["message"] = "Bad request."
 
 
-@FAULTS.says("B022", "B155", "B177", "B181", "B182", "B184", "B190")
+@FAULTS.says(
+    "B022", "B089", "B092", "B093", "B095", "B102", "B106", "B119", "B155", "B167", "B177", "B181", "B182",
+    "B184", "B190",
+)  # fmt: skip
 def errors_have_no_code(answer: Answer) -> None:
     if answer.error is not None:
         answer.error["code"] = None

@@ -1,4 +1,4 @@
-"""A fault is our server but for one thing that it hears or says."""
+"""A fault is our server but for one thing that it hears, does or says."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from support.wrong_app import WrongServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from support.published import Json
     from support.wrong_app import Answer
 
     Say = Callable[[Answer], None]
     Hear = Callable[[Json], None]
+    Inside = Callable[[], AbstractContextManager[object]]
 
 
 class Faults(list[WrongServer]):
@@ -33,6 +35,15 @@ class Faults(list[WrongServer]):
 
         def add(change: Hear) -> Hear:
             self.append(WrongServer(change.__name__, cases, hear=change))
+            return change
+
+        return add
+
+    def does(self, *cases: str) -> Callable[[Inside], Inside]:
+        """Adds a server with something replaced in it: while the function's block is open."""
+
+        def add(change: Inside) -> Inside:
+            self.append(WrongServer(change.__name__, cases, inside=change))
             return change
 
         return add

@@ -15,13 +15,20 @@ if TYPE_CHECKING:
 FAULTS = Faults()
 
 
-@FAULTS.hears("B090", "B116", "B119", "B121", "B127", "B140", "B142")
+@FAULTS.hears("B090", "B116", "B118", "B119", "B121", "B127", "B140", "B142")
 def only_the_last_item_is_heard(request: Json) -> None:
     if isinstance(request.get("input"), list):
         request["input"] = request["input"][-1:]
 
 
-@FAULTS.hears("B130")
+@FAULTS.hears("B118")
+def the_first_part_is_enough(request: Json) -> None:
+    for item in request["input"] if isinstance(request.get("input"), list) else ():
+        if isinstance(item.get("output"), list):
+            item["output"] = item["output"][:1]
+
+
+@FAULTS.hears("B049", "B077", "B078", "B130")
 def instructions_are_not_heard(request: Json) -> None:
     request.pop("instructions", None)
 
