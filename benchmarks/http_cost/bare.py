@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import h11
 import trio
 
 from benchmarks.http_cost.answers import FINISHED, FakeEngine
-from mlxcel_trio.protocol.codec import decode_create, encode
+from mlxcel_trio.protocol.codec import decode, encode
 from mlxcel_trio.protocol.events import TERMINAL_EVENTS, Event
-
-if TYPE_CHECKING:
-    from mlxcel_trio.protocol.requests import CreateResponse
+from mlxcel_trio.protocol.requests import CreateResponse
 
 _RECEIVE_BYTES = 64 * 1024
 
@@ -29,7 +26,7 @@ async def serve_bare(engine: FakeEngine, *, task_status: trio.TaskStatus[str]) -
 async def _serve_connection(engine: FakeEngine, stream: trio.SocketStream) -> None:
     connection = h11.Connection(h11.SERVER)
     while (body := await _read_request(connection, stream)) is not None:
-        request = decode_create(body)
+        request = decode(body, CreateResponse)
         if request.stream:
             await _send_events(connection, stream, engine, request)
         else:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import resource
+import secrets
 import sys
+import time
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -19,18 +21,23 @@ from msgspec import Struct
 
 from benchmarks.http_cost.answers import FINISHED, FakeEngine
 from benchmarks.http_cost.bare import serve_bare
-from mlxcel_trio.errors import NotFoundError
+from mlxcel_trio.core.ids import IdFactory
+from mlxcel_trio.core.store import StoreLimits
+from mlxcel_trio.errors import InvalidRequestError, NotFoundError
 from mlxcel_trio.http.app import create_app
+from mlxcel_trio.http.usecases import UseCases
 from mlxcel_trio.http.worker import serve_http
 from mlxcel_trio.log import configure_logging
 from mlxcel_trio.protocol.models import ModelList, ModelObject
+from mlxcel_trio.service.conversations import Conversations
+from mlxcel_trio.service.stored_responses import StoredResponses
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from mlxcel_trio.protocol.events import Event
     from mlxcel_trio.protocol.requests import CreateResponse
-    from mlxcel_trio.protocol.responses import Response
+    from mlxcel_trio.protocol.responses import InputTokens, Response
 
 OURS = "ours"
 BARE = "h11"
@@ -43,7 +50,12 @@ class PreparedAnswer:
         self._engine = engine
         self._request = request
         self.stream = bool(request.stream)
+        self.background = False
         self.response_id = FINISHED.id
+
+    def detach(self) -> Response:
+        """It is never a job."""
+        raise RuntimeError("Nothing runs in the background here.")
 
     def close(self) -> None:
         """It holds nothing."""
@@ -72,9 +84,13 @@ class PreparedAnswers:
     def __init__(self, engine: FakeEngine) -> None:
         self._engine = engine
 
-    async def prepare(self, request: CreateResponse) -> PreparedAnswer:
+    async def prepare(self, request: CreateResponse, owner: str | None) -> PreparedAnswer:  # noqa: ARG002
         """Nothing is checked."""
         return PreparedAnswer(self._engine, request)
+
+    async def count_input_tokens(self, request: CreateResponse, owner: str | None) -> InputTokens:  # noqa: ARG002
+        """Nothing is counted."""
+        raise InvalidRequestError("There is no tokenizer here.")
 
     def models(self) -> ModelList:
         """None."""
@@ -89,9 +105,24 @@ class PreparedAnswers:
         return Health()
 
 
+def _no_stores() -> tuple[StoredResponses, Conversations]:
+    """Stores that are disabled: no request that is measured gets to one."""
+    limits = StoreLimits(max_entries=0, max_bytes=0, ttl_seconds=0)
+    stored = StoredResponses(limits, ephemeral_ttl_seconds=0, clock=trio.current_time)
+    conversations = Conversations(
+        limits,
+        new_id=IdFactory(secrets.token_bytes).new,
+        clock=trio.current_time,
+        wall_clock=time.time,
+        find_item=stored.find_item,
+    )
+    return stored, conversations
+
+
 async def serve_ours(engine: FakeEngine, *, task_status: trio.TaskStatus[str]) -> None:
     """Our application and worker, with their defaults."""
-    app = create_app(PreparedAnswers(engine))
+    stored, conversations = _no_stores()
+    app = create_app(UseCases(PreparedAnswers(engine), stored, conversations))
     await serve_http(app, "127.0.0.1", 0, shutdown=trio.Event(), task_status=task_status)
 
 

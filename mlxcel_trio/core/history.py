@@ -25,9 +25,9 @@ def to_messages(items: Sequence[InputItem], instructions: str | None) -> list[Ch
     """Chat messages for validated items.
 
     ``instructions`` and the texts of system and developer messages become one leading system message, in
-    order and separated by blank lines; blank ones are left out. Neighbouring user messages are one turn, and
-    so are reasoning, text and then calls of an assistant. An empty message stays an empty turn, and reasoning
-    that nothing follows is a turn of its own. Further items extend the last turn or follow it.
+    order and separated by blank lines; blank ones and repeats are left out. Neighbouring user messages are
+    one turn, and so are reasoning, text and then calls of an assistant. An empty message stays an empty turn,
+    and reasoning that nothing follows is a turn of its own. Further items extend the last turn or follow it.
 
     :raises ValueError: an item of a type that has to be resolved before, such as a reference.
     """
@@ -38,7 +38,7 @@ def to_messages(items: Sequence[InputItem], instructions: str | None) -> list[Ch
             system_texts.append(text_of(item.content))
         else:
             turns.add(item)
-    system = _BLANK_LINE.join(text for text in system_texts if text.strip())
+    system = _BLANK_LINE.join(text for text in dict.fromkeys(system_texts) if text.strip())
     leading = [ChatMessage("system", system)] if system else []
     return leading + turns.finish()
 

@@ -65,10 +65,7 @@ class ActiveJobs:
         added = own_bytes + self._ledger.hold(transcript)
         if self._bytes + added > self._max_bytes:
             self._ledger.release(transcript)
-            raise RateLimitError(
-                f"Unfinished background responses hold {self._bytes} bytes, and this one needs {added} of "
-                f"the {self._max_bytes} that there are. Try again when one has finished."
-            )
+            raise RateLimitError(self._no_memory(own_bytes + transcript.size_bytes))
         self._bytes += added
         place = JobPlace(own_bytes, transcript)
         self._places.add(place)
@@ -79,3 +76,14 @@ class ActiveJobs:
         if place in self._places:
             self._places.remove(place)
             self._bytes -= place.own_bytes + self._ledger.release(place.transcript)
+
+    def _no_memory(self, needed: int) -> str:
+        if needed > self._max_bytes:
+            return (
+                f"This background response needs {needed} bytes of memory, and all of them together may hold "
+                f"{self._max_bytes}. Shorten its history or input, or send it without 'background'."
+            )
+        return (
+            f"Unfinished background responses hold {self._bytes} of at most {self._max_bytes} bytes, which "
+            "leaves no room for this one. Try again when one has finished."
+        )

@@ -18,6 +18,7 @@ from mlxcel_trio.core.skeleton import open_response
 from mlxcel_trio.core.transcript import EMPTY
 from mlxcel_trio.core.validation import ValidationContext, check_not_empty, validate_create
 from mlxcel_trio.engine.bridge import EngineState
+from mlxcel_trio.core.validation.refusals import shown
 from mlxcel_trio.errors import ApiError, InvalidRequestError, NotFoundError
 from mlxcel_trio.protocol.codec import encode
 from mlxcel_trio.protocol.models import ModelList, ModelObject
@@ -173,7 +174,7 @@ class Responses:
         """
         if name not in self._model.names:
             listed = ", ".join(f"'{model.id}'" for model in self.models().data)
-            raise NotFoundError(f"No model '{name}' here. Loaded: {listed}.", code="model_not_found")
+            raise NotFoundError(f"No model {shown(name)} here. Loaded: {listed}.", code="model_not_found")
         return ModelObject(name, self._model.created)
 
     def health(self) -> Health:

@@ -6,24 +6,24 @@ Needs Node.js and npm: run it with ``pytest -m node``.
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 from support.served import Served, serving_script
+from support.three_turns import ANSWERS, TEXTS, assert_whole_history
+from support.three_turns import ROWS as THREE_TURNS
 from support.wire import check_stream, validate_response
 
 from mlxcel_trio.testing.script import ScriptRow
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from support.published import Json
 
 pytestmark = pytest.mark.node
 
-SOURCE = Path(__file__).parent / "node"
 ROWS = (
     ScriptRow(when="think", emit=("<think>", "hm", "</think>", "\n\n", "Do", "ne")),
     ScriptRow(when="slow", prefill_delay=0.3, emit=("late",)),
@@ -33,19 +33,9 @@ ROWS = (
 )
 
 
-@pytest.fixture(scope="session")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of ``node/`` with the SDK installed."""
-    directory = tmp_path_factory.mktemp("node") / "lane"
-    shutil.copytree(SOURCE, directory, ignore=shutil.ignore_patterns("node_modules"))
-    subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=directory, check=True)  # noqa: S607
-    return directory / "run.mjs"
-
-
-async def play(runner: Path, served: Served, scenario: str) -> Any:
-    ended = await trio.run_process(
-        ["node", str(runner), served.url, scenario], capture_stdout=True, capture_stderr=True, check=False
-    )
+async def play(node_lane: Path, served: Served, scenario: str, *texts: str) -> Any:
+    command = ["node", str(node_lane / "run.mjs"), served.url, scenario, *texts]
+    ended = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
     assert ended.returncode == 0, ended.stderr.decode()
     return json.loads(ended.stdout)
 
@@ -63,50 +53,50 @@ def checked(events: list[Json]) -> Json:
     return check_stream(as_sent(events))
 
 
-async def test_create(runner: Path) -> None:
+async def test_create(node_lane: Path) -> None:
     async with serving_script(*ROWS) as served:
-        played = await play(runner, served, "create")
+        played = await play(node_lane, served, "create")
     assert played["text"] == "hello"
     validate_response(as_sent(played["response"]))
 
 
-async def test_create_as_a_stream(runner: Path) -> None:
+async def test_create_as_a_stream(node_lane: Path) -> None:
     async with serving_script(*ROWS) as served:
-        played = await play(runner, served, "createStream")
+        played = await play(node_lane, served, "createStream")
     final = checked(played["events"])
     assert [item["type"] for item in final["output"]] == ["reasoning", "message"]
 
 
-async def test_stream(runner: Path) -> None:
+async def test_stream(node_lane: Path) -> None:
     async with serving_script(*ROWS) as served:
-        played = await play(runner, served, "stream")
+        played = await play(node_lane, served, "stream")
     assert played["snapshots"] == ["Do", "Done"]
     assert played["text"] == "Done"
     validate_response(as_sent(played["final"]))
 
 
-async def test_stream_takes_pings(runner: Path) -> None:
+async def test_stream_takes_pings(node_lane: Path) -> None:
     async with serving_script(*ROWS, sse_ping_interval=0.05) as served:
-        played = await play(runner, served, "streamOfEvents")
+        played = await play(node_lane, served, "streamOfEvents")
     final = checked(played["events"])
     assert final["output"][0]["content"][0]["text"] == "late"
     assert [event["type"] for event in played["events"]].count("response.in_progress") >= 3
 
 
-async def test_a_failure_in_a_stream(runner: Path) -> None:
+async def test_a_failure_in_a_stream(node_lane: Path) -> None:
     async with serving_script(*ROWS) as served:
-        played = await play(runner, served, "failedStream")
+        played = await play(node_lane, served, "failedStream")
     assert checked(played["events"])["error"]["code"] == "server_error"
 
 
-async def test_output_is_taken_back_as_input(runner: Path) -> None:
+async def test_output_is_taken_back_as_input(node_lane: Path) -> None:
     async with serving_script(*ROWS) as served:
-        assert await play(runner, served, "replay") == {"text": "hello"}
+        assert await play(node_lane, served, "replay") == {"text": "hello"}
 
 
-async def test_errors(runner: Path) -> None:
+async def test_errors(node_lane: Path) -> None:
     async with serving_script(*ROWS) as served:
-        played = await play(runner, served, "errors")
+        played = await play(node_lane, served, "errors")
     classes = {name: (error["name"], error["status"]) for name, error in played.items()}
     assert classes == {
         "badRequest": ("BadRequestError", 400),
@@ -123,14 +113,58 @@ async def test_errors(runner: Path) -> None:
     assert played["badRequest"]["requestId"].startswith("req_")
 
 
-async def test_models(runner: Path) -> None:
+async def test_models(node_lane: Path) -> None:
     async with serving_script(*ROWS) as served:
-        assert await play(runner, served, "models") == {"listed": ["scripted"], "retrieved": "scripted"}
+        assert await play(node_lane, served, "models") == {"listed": ["scripted"], "retrieved": "scripted"}
 
 
-async def test_an_abort_frees_the_slot(runner: Path) -> None:
+async def test_responses_by_id(node_lane: Path) -> None:
     async with serving_script(*ROWS) as served:
-        played = await play(runner, served, "abort")
+        played = await play(node_lane, served, "stored")
+    created, retrieved, cancelled = (as_sent(played[key]) for key in ("created", "retrieved", "cancelled"))
+    validate_response(retrieved)
+    assert created == retrieved == cancelled
+    assert played["oldestFirst"] == [f"item {number}" for number in range(25)]
+    assert played["newestFirst"] == played["oldestFirst"][::-1]
+    gone = played["gone"]
+    assert (gone["name"], gone["status"], gone["code"]) == ("NotFoundError", 404, "response_not_found")
+    again = played["streamedAgain"]
+    assert (again["name"], again["status"], again["param"]) == ("BadRequestError", 400, "stream")
+    assert played["counted"] == retrieved["usage"]["input_tokens"]
+
+
+async def test_cancel_a_stream(node_lane: Path) -> None:
+    async with serving_script(*ROWS) as served:
+        played = await play(node_lane, served, "cancel")
+    final = checked(played["events"])
+    assert final["status"] == "cancelled"
+    assert as_sent(played["cancelled"]) == final
+
+
+async def test_a_chain(node_lane: Path) -> None:
+    async with serving_script(*THREE_TURNS) as served:
+        played = await play(node_lane, served, "chain", *TEXTS)
+        assert_whole_history(served)
+    assert played["answers"] == ANSWERS
+    orphan = played["orphan"]
+    assert (orphan["name"], orphan["code"]) == ("BadRequestError", "previous_response_not_found")
+
+
+async def test_a_conversation(node_lane: Path) -> None:
+    async with serving_script(*THREE_TURNS) as served:
+        played = await play(node_lane, served, "conversation", *TEXTS)
+        assert_whole_history(served)
+    assert played["answers"] == ANSWERS
+    assert played["types"] == ["message", "message", "message", "reasoning", "message", "message", "message"]
+    assert played["metadata"] == {"topic": "ships"}
+    assert played["left"] == len(played["types"]) - 1
+    gone = played["gone"]
+    assert (gone["name"], gone["status"], gone["code"]) == ("NotFoundError", 404, "conversation_not_found")
+
+
+async def test_an_abort_frees_the_slot(node_lane: Path) -> None:
+    async with serving_script(*ROWS) as served:
+        played = await play(node_lane, served, "abort")
         await served.idle()
         lags = served.engine.removal_lags()
     assert played["json"]["name"] == played["stream"]["name"] == "APIUserAbortError"

@@ -134,7 +134,7 @@ async def test_the_alias_without_a_version() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"temperature": "hot"}, "temperature"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"background": True}, "background"),
+        ({"background": True, "stream": True}, "background"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"presence_penalty": 3}, "presence_penalty"),
@@ -143,7 +143,7 @@ async def test_the_alias_without_a_version() -> None:
 @pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
 async def test_a_refusal(fields: dict[str, Any], param: str, stream: bool) -> None:
     async with serving_script(*ROWS) as served:
-        reply = await served.refusal(**fields, **({} if "background" in fields else {"stream": stream}))
+        reply = await served.refusal(**{"stream": stream} | fields)
         error = checked_error(reply)
     assert (reply.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
     assert_error_model(error)

@@ -80,6 +80,10 @@ CASES: dict[str, tuple[list[InputItem], list[ChatMessage]]] = {
         [message("developer", "d"), USER, message("system", [part("s"), part("t")]), message("user", "v")],
         [ChatMessage("system", "d\n\nst"), user("u\n\nv")],
     ),
+    "repeated system texts are left out": (
+        [message("system", "s"), USER, message("developer", "s"), message("system", "t"), message("user", "v")],
+        [ChatMessage("system", "s\n\nt"), user("u\n\nv")],
+    ),
     "blank system texts are left out": (
         [message("system", " \n"), message("developer", []), USER],
         [user("u")],
@@ -203,7 +207,7 @@ def test_nothing_is_lost_doubled_or_reordered(items: list[InputItem], instructio
         return "\n\n".join(turn.content for turn in turns if turn.role == role and turn.content)
 
     system = [value for value in [instructions or "", *texts(items, "system", "developer")] if value.strip()]
-    assert said("system") == "\n\n".join(system)
+    assert said("system") == "\n\n".join(dict.fromkeys(system))
     assert said("user") == "\n\n".join(filter(None, texts(items, "user")))
     assert said("assistant") == "\n\n".join(filter(None, texts(items, "assistant")))
     thoughts = [text(item.content) for item in items if item.type == "reasoning"]

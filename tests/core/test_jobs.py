@@ -69,6 +69,15 @@ def test_the_memory_is_taken() -> None:
     jobs.admit(turn("six"), OBJECT)
 
 
+def test_a_job_that_would_never_fit_hears_so() -> None:
+    jobs = ActiveJobs(2, 3000)
+    place = jobs.admit(EMPTY, OBJECT)
+    assert "Try again" in assert_refused(jobs, turn("x" * 800)).message
+    jobs.release(place)
+    jobs.release(jobs.admit(turn("x" * 800), OBJECT))
+    assert "Shorten its history or input" in assert_refused(jobs, turn("x" * 3000)).message
+
+
 def test_shared_history_costs_once_for_as_long_as_anybody_holds_it() -> None:
     history = turn("a history " * 100)
     branches = [turn(text, history) for text in ("one", "two")]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import trio
 import zstandard
-from support.fake_responses import FakeResponses, finished
+from support.fake_responses import finished
 from support.http_server import CREATE, Server, serving
 
 LIMIT = 64 * 1024
@@ -171,7 +171,7 @@ async def test_a_body_that_does_not_arrive_is_408() -> None:
 
 async def test_an_early_answer_reaches_a_client_that_still_sends() -> None:
     """Closing with unread input makes the kernel send a reset, which takes the answer from the client."""
-    async with serving(FakeResponses(), max_body_bytes=1024) as server, server.connect() as client:
+    async with serving(max_body_bytes=1024) as server, server.connect() as client:
         size = 8 * 1024 * 1024
         head = b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
         with trio.fail_after(5):

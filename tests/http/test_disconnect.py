@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 from structlog.testing import capture_logs
-from support.fake_responses import FakeResponses, opening
+from support.fake_responses import opening
+from support.fake_state import fake_use_cases
 from support.http_server import CREATE, STREAM, Client, Server, serving, serving_app
 
 from mlxcel_trio.http.app import create_app
@@ -145,8 +146,8 @@ async def test_after_the_answer_nothing_is_cancelled(server: Server) -> None:
 
 async def test_a_client_that_leaves_before_the_body_starts_frees_its_place() -> None:
     """The run is admitted and never begins: what frees its place is the request's exit stack."""
-    responses = FakeResponses()
-    app = create_app(responses)
+    fakes = fake_use_cases()
+    app = create_app(fakes.as_use_cases())
     held = trio.Event()
 
     @app.after_request
@@ -156,9 +157,9 @@ async def test_a_client_that_leaves_before_the_body_starts_frees_its_place() -> 
         raise AssertionError
 
     async with serving_app(app) as (port, shutdown, stopped):
-        server = Server(port, shutdown, stopped, responses)
+        server = Server(port, shutdown, stopped, fakes)
         async with requesting(server, STREAM):
-            run = await responses.next_run()
+            run = await server.responses.next_run()
             await held.wait()
             assert not run.closed.is_set()
         await run.closed.wait()

@@ -22,6 +22,9 @@ SEEDS = [
     b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(CREATE), CREATE),
     b"POST /v1/responses HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
     b"%x\r\n%s\r\n0\r\n\r\n" % (len(CREATE), CREATE),
+    b"DELETE /v1/responses/resp_1 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /v1/conversations/conv_1/items?order=asc&limit=5&after=msg_1 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b'POST /v1/conversations HTTP/1.1\r\nHost: x\r\nContent-Length: 17\r\n\r\n{"metadata":null}',
     (
         b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
         b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n\x81\x05hello"

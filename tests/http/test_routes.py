@@ -6,10 +6,10 @@ import json
 
 import pytest
 from structlog.testing import capture_logs
-from support.fake_responses import MODEL, finished
+from support.fake_responses import MODEL, finished, response
 from support.http_server import CREATE, STREAM, serving
 
-from mlxcel_trio.errors import InvalidRequestError, ServerOverloadedError
+from mlxcel_trio.errors import InvalidRequestError, RateLimitError, ServerOverloadedError
 from mlxcel_trio.protocol.codec import encode
 
 
@@ -25,6 +25,21 @@ async def test_create_answers_with_the_final_object(path: str) -> None:
         assert reply.body == encode(finished())
         assert run.closed.is_set()
         assert not run.cancelled
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/responses"])
+async def test_a_background_response_is_answered_as_it_stands_and_let_go(path: str) -> None:
+    async with serving() as server, server.connect() as client:
+        await client.send("POST", path, body=b'{"model": "tiny", "input": "Hi", "background": true}')
+        run = await server.responses.next_run()
+        reply = await client.reply()
+        assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
+        assert reply.body == encode(response(status="queued", background=True))
+        server.shutdown.set()
+        await server.stopped.wait()
+        assert run.detached
+        assert not run.begun.is_set()
+        assert not run.closed.is_set(), "the end of the request is not the end of the job"
 
 
 async def test_the_target_may_be_a_whole_url() -> None:
@@ -123,6 +138,9 @@ async def test_a_refusal_comes_before_anything_is_sent(body: bytes) -> None:
         server.responses.refusal = ServerOverloadedError("Full.")
         reply = await server.fetch("POST", "/v1/responses", body=body)
         assert (reply.status, reply.headers["retry-after"]) == (503, "5")
+        server.responses.refusal = RateLimitError("Too many jobs.")
+        reply = await server.fetch("POST", "/v1/responses", body=body)
+        assert (reply.status, reply.headers["retry-after"]) == (429, "10")
 
 
 async def test_a_failure_inside_a_group_is_the_failure() -> None:

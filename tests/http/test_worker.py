@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import socket
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
 import trio.testing
-from support.fake_responses import FakeResponses, completed, delta, finished, opening
+from support.fake_responses import completed, delta, finished, opening
+from support.fake_state import fake_use_cases
 from support.http_server import CREATE, STREAM, open_descriptors, serving
 
 from mlxcel_trio.errors import ConfigurationError
@@ -22,10 +24,17 @@ from mlxcel_trio.http.worker import (
     serve_http,
 )
 
+if TYPE_CHECKING:
+    from quart_trio import QuartTrio
+
+
+def fake_app() -> QuartTrio:
+    return create_app(fake_use_cases().as_use_cases())
+
 
 async def start(nursery: trio.Nursery, host: str, port: int = 0) -> str:
     """A server in ``nursery``; its URL."""
-    app = create_app(FakeResponses())
+    app = fake_app()
     url: str = await nursery.start(partial(serve_http, app, host, port, shutdown=trio.Event()))
     return url
 
@@ -80,7 +89,7 @@ async def test_a_name_is_listened_on_at_all_its_addresses() -> None:
 async def test_an_address_that_cannot_be_had(host: str, reason: str) -> None:
     before = open_descriptors()
     with pytest.raises(ConfigurationError, match=reason) as caught:
-        await serve_http(create_app(FakeResponses()), host, 0, shutdown=trio.Event())
+        await serve_http(fake_app(), host, 0, shutdown=trio.Event())
     assert "--host" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert open_descriptors() == before
@@ -89,7 +98,7 @@ async def test_an_address_that_cannot_be_had(host: str, reason: str) -> None:
 async def test_a_busy_port() -> None:
     async with serving() as server:
         with pytest.raises(ConfigurationError, match=rf"127\.0\.0\.1:{server.port}.*--port") as caught:
-            await serve_http(create_app(FakeResponses()), "127.0.0.1", server.port, shutdown=trio.Event())
+            await serve_http(fake_app(), "127.0.0.1", server.port, shutdown=trio.Event())
         assert "\n" not in str(caught.value)
         await server.assert_alive()
 

@@ -16,22 +16,19 @@ from support.checkpoints import cancelled_at
 from support.http_server import CREATE, STREAM, Client
 from support.resources import resources
 from support.served_model import TINY_MODEL
+from support.service_bench import ServiceBench, play
 
-from mlxcel_trio.core.admission import Admission
-from mlxcel_trio.core.emitter import Emitter
 from mlxcel_trio.core.messages import ChatMessage
-from mlxcel_trio.core.sampling import NO_ADJUSTMENTS, SamplingParameters
+from mlxcel_trio.core.sampling import SamplingParameters
 from mlxcel_trio.engine.api import Engine
 from mlxcel_trio.engine.bridge import STOP_WARNING_SECONDS, EngineBridge
 from mlxcel_trio.engine.mlx_engine import open_engine
-from mlxcel_trio.engine.tokenizer import RenderedPrompt
+from mlxcel_trio.errors import NotFoundError
 from mlxcel_trio.http.connection import Connection
-from mlxcel_trio.protocol.responses import Response
-from mlxcel_trio.protocol.tools import PlainTextFormat, TextConfig
+from mlxcel_trio.protocol.codec import encode
 from mlxcel_trio.server import Model, serve_engine
 from mlxcel_trio.service.admission import Slots
-from mlxcel_trio.service.closing import ClosingTime
-from mlxcel_trio.service.pipeline import Generation, ResponseRun
+from mlxcel_trio.service.pipeline import ResponseRun
 from mlxcel_trio.settings import Settings
 from mlxcel_trio.testing.fake_engine import FakeEngine
 from mlxcel_trio.testing.script import Script, ScriptRow
@@ -39,6 +36,7 @@ from mlxcel_trio.testing.scripted_backend import ScriptedBackend
 from mlxcel_trio.testing.scripted_tokenizer import ScriptedTokenizer, load_scripted_tokenizer
 
 if TYPE_CHECKING:
+    from mlxcel_trio.core.admission import Admission
     from mlxcel_trio.engine.api import Tokenizer
     from mlxcel_trio.engine.backend import LoadedModel
 
@@ -238,9 +236,8 @@ async def test_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def cancel_runs(step: int) -> bool:
     """A run for a stream and one for JSON on a fake engine with one slot, cancelled at ``step``."""
-    engine = FakeEngine()
-    slots = Slots(Admission(1, 1))
-    runs = [response_run(engine, slots, number) for number in range(2)]
+    bench = ServiceBench(slots=1, depth=1)
+    runs = [await bench.prepare(stream=stream) for stream in (True, False)]
     before = tasks()
 
     async def read() -> None:
@@ -249,10 +246,7 @@ async def cancel_runs(step: int) -> bool:
 
     async def answer() -> None:
         for _ in range(2):
-            sequence = await engine.next_sequence()
-            sequence.prefill()
-            sequence.say("Hel", "lo")
-            sequence.stop()
+            play(await bench.engine.next_sequence(), "Hel", "lo")
 
     async def scenario() -> None:
         async with trio.open_nursery() as nursery:
@@ -262,32 +256,20 @@ async def cancel_runs(step: int) -> bool:
 
     cancelled = await cancelled_at(step, scenario)
     assert tasks() == before
-    assert (slots.running, slots.waiting, engine.statistics().rows) == (0, 0, 0)
+    for run in runs:
+        assert_stored_as_it_ended(bench, run)
+    bench.assert_idle()
+    assert cancelled or len(bench.stored) == 2
     return cancelled
 
 
-def response_run(engine: FakeEngine, slots: Slots, number: int) -> ResponseRun:
-    response = Response(
-        id=f"resp_{number}",
-        created_at=1,
-        status="in_progress",
-        model="fake",
-        text=TextConfig(format=PlainTextFormat()),
-        temperature=1.0,
-        top_p=1.0,
-        store=False,
-    )
-    prompt = RenderedPrompt((1, 2, 3), opens_reasoning=False)
-    return ResponseRun(
-        engine=engine,
-        slots=slots,
-        closing=ClosingTime(),
-        ticket=slots.admit(),
-        generation=Generation(prompt, 50, SamplingParameters(), NO_ADJUSTMENTS, None, ()),
-        emitter=Emitter(response, lambda prefix: f"{prefix}_{number}"),
-        stream=True,
-        wall_clock=lambda: 2.0,
-    )
+def assert_stored_as_it_ended(bench: ServiceBench, run: ResponseRun) -> None:
+    """A response that has ended is stored, whoever has heard of it; one that was given up left nothing."""
+    if run.response.status == "completed":
+        assert bench.stored.retrieve(None, run.response_id) == encode(run.response)
+        return
+    with pytest.raises(NotFoundError):
+        bench.stored.cancel(None, run.response_id)
 
 
 async def test_runs() -> None:

@@ -121,7 +121,7 @@ def dialogues(draw: DrawFn) -> list[InputItem | OutputItem]:
         kinds += [CALL_OUTPUTS, CALL_OUTPUTS] if unanswered else []
         item: Any = draw(st.one_of(kinds))
         kind = sent(item).type
-        item_id = f"{PREFIXES[kind or '']}_{number}"
+        item_id: str | None = f"{PREFIXES[kind or '']}_{number}"
         if isinstance(item, InputItem):
             item_id = draw(st.sampled_from([None, "", item_id]))
         item = msgspec.structs.replace(item, id=item_id)

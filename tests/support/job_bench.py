@@ -8,19 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 import trio.testing
-from support.emission import counting_ids
 from support.service_bench import LIMITS, WALL_TIME, ServiceBench, checked, create_request
 
-from mlxcel_trio.core.admission import Admission
 from mlxcel_trio.core.jobs import ActiveJobs
-from mlxcel_trio.core.sampling import SamplingDefaults
 from mlxcel_trio.errors import InvalidRequestError
 from mlxcel_trio.protocol.codec import encode
-from mlxcel_trio.service.admission import Slots
-from mlxcel_trio.service.conversations import Conversations
 from mlxcel_trio.service.jobs import Jobs
-from mlxcel_trio.service.responses import RENDER_THREADS, Responses, ServedModel
-from mlxcel_trio.service.stored_responses import StoredResponses
+from mlxcel_trio.service.responses import RENDER_THREADS, Responses
 from mlxcel_trio.testing.fake_engine import FakeEngine, FakeTokenizer
 
 if TYPE_CHECKING:
@@ -35,6 +29,8 @@ if TYPE_CHECKING:
     from mlxcel_trio.testing.fake_engine import FakeSequence
 
 EPHEMERAL_TTL = 60.0
+"""Seconds, as on every bench."""
+
 UNRENDERABLE = "no template takes this"
 
 
@@ -78,29 +74,19 @@ class JobBench(ServiceBench):
         job_bytes: int | None = None,
     ) -> None:
         """``job_bytes``: the budget of unfinished jobs, where it is not that of stored responses."""
-        self.engine = FakeEngine() if engine is None else engine
+        super().__init__(engine, slots=slots, depth=depth, responses=responses, conversations=conversations)
         self.tokenizer = self.engine.fake_tokenizer = HeldTokenizer()
-        self.slots = Slots(Admission(slots, depth))
         self.jobs = Jobs()
         self.active = ActiveJobs(max_jobs, responses.max_bytes if job_bytes is None else job_bytes)
-        new_id = counting_ids()
-        self.stored = StoredResponses(responses, ephemeral_ttl_seconds=EPHEMERAL_TTL, clock=trio.current_time)
-        self.conversations = Conversations(
-            conversations,
-            new_id=new_id,
-            clock=trio.current_time,
-            wall_clock=lambda: WALL_TIME,
-            find_item=self.stored.find_item,
-        )
         self.responses = Responses(
             self.engine,
-            ServedModel({"fake": "fake"}, frozenset(), SamplingDefaults(), created=1),
+            self.responses._model,
             self.slots,
             self.stored,
             self.conversations,
             self.jobs,
             active_jobs=self.active,
-            new_id=new_id,
+            new_id=self.responses._new_id,
             wall_clock=lambda: WALL_TIME,
         )
 
