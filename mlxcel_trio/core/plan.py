@@ -18,6 +18,7 @@ class CreatePlan(Struct, frozen=True, kw_only=True):
 
     ``items`` is the request's own input: a string has become one user message, every item has its type.
     ``logprobs`` asks for log probabilities, with ``top_logprobs`` alternatives each.
+    ``extends_conversation``: the turn is appended to ``conversation``, also where responses are not stored.
     ``max_output_tokens`` is as asked for; the engine's context caps it later. The fields from ``tools`` on
     are echoed in the response.
     """
@@ -33,6 +34,7 @@ class CreatePlan(Struct, frozen=True, kw_only=True):
     template_kwargs: dict[str, Any]
     stream: bool
     store: bool
+    extends_conversation: bool
     background: bool
     previous_response_id: str | None
     conversation: ConversationRef | None

@@ -179,6 +179,8 @@ class ResponseRun:
                         nursery.start_soon(self._ping_in_silence, ping_interval)
                     ending = await self._generate_until_closing()
                     nursery.cancel_scope.cancel()
+            # A client that went away with the last token is told nothing, so nothing is stored for it.
+            await trio.lowlevel.checkpoint_if_cancelled()
             self._settle(ending)
 
     def _settle(self, ending: Ending) -> Response:

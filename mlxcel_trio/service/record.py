@@ -59,7 +59,7 @@ class Record:
             response = self._stored.keep_job(self._owner, response, self.dialogue, chainable=plan.store)
         elif plan.store and (plan.stream or response.status != "failed"):
             self._stored.keep(self._owner, response, self.dialogue)
-        if plan.store:
+        if plan.extends_conversation:
             self._append_turn(response)
         return response
 

@@ -33,6 +33,7 @@ FULL = CreatePlan(
     template_kwargs={"a": 1},
     stream=True,
     store=True,
+    extends_conversation=True,
     background=True,
     previous_response_id="resp_0",
     conversation=ConversationRef("conv_1"),

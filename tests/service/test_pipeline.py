@@ -2,170 +2,93 @@
 
 from __future__ import annotations
 
-import itertools
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 import trio
 import trio.testing
-from support.wire import check_stream
+from msgspec.structs import replace
+from support.service_bench import End, ServiceBench, collect, final, texts
 
-from mlxcel_trio.core.admission import Admission
-from mlxcel_trio.core.emitter import Emitter
-from mlxcel_trio.core.sampling import NO_ADJUSTMENTS, SamplingParameters
-from mlxcel_trio.engine.tokenizer import RenderedPrompt
+from mlxcel_trio.core.parsing.output import OutputParser
 from mlxcel_trio.errors import EngineFailureError
-from mlxcel_trio.protocol.codec import encode
 from mlxcel_trio.protocol.events import Event, OutputTextDelta, ResponseInProgress
-from mlxcel_trio.protocol.responses import Response
-from mlxcel_trio.protocol.tools import PlainTextFormat, TextConfig
-from mlxcel_trio.service.admission import Slots
-from mlxcel_trio.service.closing import ClosingTime
-from mlxcel_trio.service.pipeline import Generation, ResponseRun
-from mlxcel_trio.testing.fake_engine import FakeEngine
+from mlxcel_trio.testing.fake_engine import FakeEngine, FakeTokenizer
+
+if TYPE_CHECKING:
+    from support.published import Json
+
+    from mlxcel_trio.engine.tokenizer import RenderedPrompt
+    from mlxcel_trio.service.pipeline import ResponseRun
 
 
-class Bench:
-    """A fake engine with slots, and runs on it."""
+class ReasoningTokenizer(FakeTokenizer):
+    """Of a model whose generation prompt opens a reasoning block."""
 
-    def __init__(self, *, slots: int = 2, depth: int = 4) -> None:
-        self.engine = FakeEngine()
-        self.slots = Slots(Admission(slots, depth))
-        self.closing = ClosingTime()
-        self._numbers = itertools.count()
-
-    def run(
-        self,
-        *,
-        stops: tuple[str, ...] = (),
-        opened: bool = False,
-        max_tokens: int = 50,
-        top_logprobs: int | None = None,
-    ) -> ResponseRun:
-        response = Response(
-            id=f"resp_{next(self._numbers)}",
-            created_at=1,
-            status="in_progress",
-            model="fake",
-            text=TextConfig(format=PlainTextFormat()),
-            temperature=1.0,
-            top_p=1.0,
-            store=False,
-        )
-        prompt = RenderedPrompt((1, 2, 3), opens_reasoning=opened)
-        return ResponseRun(
-            engine=self.engine,
-            slots=self.slots,
-            closing=self.closing,
-            ticket=self.slots.admit(),
-            generation=Generation(
-                prompt, max_tokens, SamplingParameters(), NO_ADJUSTMENTS, top_logprobs, stops
-            ),
-            emitter=Emitter(response, lambda prefix: f"{prefix}_{next(self._numbers)}"),
-            stream=True,
-            wall_clock=lambda: 7.9,
-        )
-
-    def assert_idle(self) -> None:
-        assert (self.slots.running, self.slots.waiting, self.engine.statistics().rows) == (0, 0, 0)
+    def render(self, *args: Any, **kwargs: Any) -> RenderedPrompt:
+        return replace(super().render(*args, **kwargs), opens_reasoning=True)
 
 
-async def collect(run: ResponseRun, ping_interval: float | None = None) -> list[Event]:
-    async with run.open(ping_interval=ping_interval) as events:
-        return [event async for event in events]
-
-
-def final(events: list[Event]) -> dict[str, object]:
-    """The final response of a stream that satisfies every rule."""
-    return check_stream([msgspec.json.decode(encode(event)) for event in events])
-
-
-async def generate(bench: Bench, run: ResponseRun, *chunks: str, end: str = "stop") -> dict[str, object]:
-    results: list[list[Event]] = []
-
-    async def read() -> None:
-        results.append(await collect(run))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(read)
-        sequence = await bench.engine.next_sequence()
-        sequence.prefill()
-        if end == "length":
-            sequence.say(*chunks, finish="length")
-        else:
-            sequence.say(*chunks)
-            if end == "fail":
-                sequence.fail()
-            elif end == "stop":
-                sequence.stop()
+async def generate(bench: ServiceBench, *chunks: str, end: End = "stop", **fields: Any) -> Json:
+    """A whole response, after which nothing is held."""
+    response = await bench.answer(*chunks, end=end, **fields)
     bench.assert_idle()
-    return final(results[0])
-
-
-def texts(response: dict[str, object]) -> list[tuple[str, str, str]]:
-    output = response["output"]
-    assert isinstance(output, list)
-    return [
-        (item["type"], item["status"], "".join(part["text"] for part in item["content"])) for item in output
-    ]
+    return response
 
 
 async def test_an_answer(autojump_clock: trio.testing.MockClock) -> None:
-    bench = Bench()
-    response = await generate(bench, bench.run(), "Hel", "lo")
+    bench = ServiceBench()
+    response = await generate(bench, "Hel", "lo")
     assert texts(response) == [("message", "completed", "Hello")]
     assert response["status"] == "completed"
     assert response["completed_at"] == 7
     assert response["usage"] == {
-        "input_tokens": 3,
+        "input_tokens": 1,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": 3,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": 6,
+        "total_tokens": 4,
     }
 
 
 async def test_reasoning_and_its_tokens(autojump_clock: trio.testing.MockClock) -> None:
-    bench = Bench()
-    response = await generate(bench, bench.run(), "<think>", "hm", "</think>", "Hello")
+    bench = ServiceBench()
+    response = await generate(bench, "<think>", "hm", "</think>", "Hello")
     assert texts(response) == [("reasoning", "completed", "hm"), ("message", "completed", "Hello")]
     usage = response["usage"]
-    assert isinstance(usage, dict)
     assert usage["output_tokens"] == 5
     assert usage["output_tokens_details"] == {"reasoning_tokens": 3}
 
 
 async def test_a_token_that_holds_a_whole_block_counts(autojump_clock: trio.testing.MockClock) -> None:
-    bench = Bench()
-    response = await generate(bench, bench.run(), "<think>hm</think>Hello", " you")
+    bench = ServiceBench()
+    response = await generate(bench, "<think>hm</think>Hello", " you")
     assert texts(response) == [("reasoning", "completed", "hm"), ("message", "completed", "Hello you")]
     usage = response["usage"]
-    assert isinstance(usage, dict)
     assert usage["output_tokens_details"] == {"reasoning_tokens": 1}
 
 
 async def test_reasoning_that_the_prompt_opens(autojump_clock: trio.testing.MockClock) -> None:
-    bench = Bench()
-    response = await generate(bench, bench.run(opened=True), "hm", "</think>\n\n", "4")
+    engine = FakeEngine()
+    engine.fake_tokenizer = ReasoningTokenizer()
+    response = await generate(ServiceBench(engine), "hm", "</think>\n\n", "4")
     assert texts(response) == [("reasoning", "completed", "hm"), ("message", "completed", "4")]
 
 
 async def test_logprobs_go_with_the_text(autojump_clock: trio.testing.MockClock) -> None:
-    bench = Bench()
-    run = bench.run(top_logprobs=2)
-    response = await generate(bench, run, "<think>", "hm", "</think>", "Hel", "lo")
+    bench = ServiceBench()
+    response = await generate(bench, "<think>", "hm", "</think>", "Hel", "lo", top_logprobs=2)
     output = response["output"]
-    assert isinstance(output, list)
     logprobs = output[-1]["content"][0]["logprobs"]
     assert [entry["token"] for entry in logprobs] == ["Hel", "lo"]
-    assert logprobs[0]["logprob"] == -4
+    assert logprobs[0]["logprob"] == -5
     assert logprobs[0]["bytes"] == list(b"Hel")
-    assert [entry["token"] for entry in logprobs[0]["top_logprobs"]] == ["<think>", "hm"]
+    assert [entry["token"] for entry in logprobs[0]["top_logprobs"]] == ["user: hi", "<think>"]
 
 
 async def test_a_length_stop(autojump_clock: trio.testing.MockClock) -> None:
-    bench = Bench()
-    response = await generate(bench, bench.run(), "a", "b", end="length")
+    bench = ServiceBench()
+    response = await generate(bench, "a", "b", end="length")
     assert texts(response) == [("message", "incomplete", "ab")]
     assert (response["status"], response["incomplete_details"]) == (
         "incomplete",
@@ -174,30 +97,29 @@ async def test_a_length_stop(autojump_clock: trio.testing.MockClock) -> None:
 
 
 async def test_a_stop_string_drops_the_row(autojump_clock: trio.testing.MockClock) -> None:
-    bench = Bench()
-    run = bench.run(stops=("mast hull",))
-    response = await generate(bench, run, "keel ma", "st h", "ull sail", " never seen", end="nothing")
+    bench = ServiceBench()
+    chunks = ("keel ma", "st h", "ull sail", " never seen")
+    response = await generate(bench, *chunks, end="nothing", stop=["mast hull"])
     assert texts(response) == [("message", "completed", "keel ")]
     usage = response["usage"]
-    assert isinstance(usage, dict)
     assert usage["output_tokens"] == 3
 
 
 async def test_a_stop_string_in_the_last_token_of_the_budget(autojump_clock: trio.testing.MockClock) -> None:
-    bench = Bench()
-    response = await generate(bench, bench.run(stops=("b",)), "a", "b", end="length")
+    bench = ServiceBench()
+    response = await generate(bench, "a", "b", end="length", stop="b")
     assert (response["status"], texts(response)) == ("completed", [("message", "completed", "a")])
 
 
 async def test_nothing_said_gives_one_empty_message(autojump_clock: trio.testing.MockClock) -> None:
-    bench = Bench()
-    response = await generate(bench, bench.run())
+    bench = ServiceBench()
+    response = await generate(bench)
     assert texts(response) == [("message", "completed", "")]
 
 
 async def test_a_failure_in_mid_stream_is_an_event(autojump_clock: trio.testing.MockClock) -> None:
-    bench = Bench()
-    response = await generate(bench, bench.run(), "part", end="fail")
+    bench = ServiceBench()
+    response = await generate(bench, "part", end="fail")
     assert response["status"] == "failed"
     assert response["error"] == {
         "code": "server_error",
@@ -207,18 +129,19 @@ async def test_a_failure_in_mid_stream_is_an_event(autojump_clock: trio.testing.
 
 
 async def test_a_failure_of_a_json_request_raises(autojump_clock: trio.testing.MockClock) -> None:
-    bench = Bench()
+    bench = ServiceBench()
     failure = pytest.RaisesExc(EngineFailureError, match="the test says so")
     with pytest.RaisesGroup(failure):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(bench.run().run)
+            run = await bench.prepare(stream=False)
+            nursery.start_soon(run.run)
             (await bench.engine.next_sequence()).fail()
     bench.assert_idle()
 
 
 async def test_an_engine_that_stops_while_the_request_waits(autojump_clock: trio.testing.MockClock) -> None:
-    bench = Bench(slots=1)
-    first, second = bench.run(), bench.run()
+    bench = ServiceBench(slots=1)
+    first, second = await bench.prepare(), await bench.prepare()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(collect, first)
         sequence = await bench.engine.next_sequence()
@@ -240,20 +163,20 @@ async def test_an_engine_that_stops_while_the_request_waits(autojump_clock: trio
 async def test_a_defect_of_ours_ends_the_stream_properly(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench()
-    run = bench.run()
+    bench = ServiceBench()
 
-    def explode(_text: str) -> None:
+    def explode(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(run._parser, "feed", explode)
-    response = await generate(bench, run, "a", end="nothing")
+    monkeypatch.setattr(OutputParser, "feed", explode)
+    response = await generate(bench, "a", end="nothing")
     assert response["status"] == "failed"
     assert "ZeroDivision" not in str(response["error"])
 
 
 async def test_silence_repeats_in_progress(autojump_clock: trio.testing.MockClock) -> None:
-    bench = Bench()
+    bench = ServiceBench()
+    run = await bench.prepare()
     async with trio.open_nursery() as nursery:
 
         async def play() -> None:
@@ -266,7 +189,7 @@ async def test_silence_repeats_in_progress(autojump_clock: trio.testing.MockCloc
             sequence.stop()
 
         nursery.start_soon(play)
-        async with bench.run().open(ping_interval=15) as events:
+        async with run.open(ping_interval=15) as events:
             start = trio.current_time()
             seen = [(type(event), trio.current_time() - start) async for event in events]
     pings = [at for kind, at in seen if kind is ResponseInProgress]
@@ -277,8 +200,9 @@ async def test_silence_repeats_in_progress(autojump_clock: trio.testing.MockCloc
 async def test_no_pings_pile_up_behind_a_reader_that_does_not_read(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    bench = Bench()
-    async with bench.run().open(ping_interval=15) as events:
+    bench = ServiceBench()
+    run = await bench.prepare()
+    async with run.open(ping_interval=15) as events:
         await trio.sleep(1000)
         assert events.statistics().current_buffer_used == 2
     bench.assert_idle()
@@ -288,17 +212,18 @@ async def test_no_pings_pile_up_behind_a_reader_that_does_not_read(
 async def test_leaving_at_any_stage_frees_everything(
     autojump_clock: trio.testing.MockClock, stage: str
 ) -> None:
-    bench = Bench(slots=1)
+    bench = ServiceBench(slots=1)
     if stage == "queued":
-        holder = bench.run()
-        async with bench.run().open() as events:
+        holder, run = await bench.prepare(), await bench.prepare()
+        async with run.open() as events:
             assert isinstance(await events.receive(), Event)
             await trio.testing.wait_all_tasks_blocked()
             assert (bench.slots.running, bench.slots.waiting) == (1, 1)
         assert (bench.slots.running, bench.slots.waiting) == (1, 0)
         holder.close()
     else:
-        async with bench.run().open():
+        run = await bench.prepare()
+        async with run.open():
             sequence = await bench.engine.next_sequence()
             if stage != "prefill":
                 sequence.say("a")
@@ -310,8 +235,8 @@ async def test_leaving_at_any_stage_frees_everything(
 
 
 async def test_closing_a_run_that_never_began() -> None:
-    bench = Bench(slots=1)
-    first, second = bench.run(), bench.run()
+    bench = ServiceBench(slots=1)
+    first, second = await bench.prepare(), await bench.prepare()
     first.close()
     first.close()
     assert (bench.slots.running, bench.slots.waiting) == (1, 0)
@@ -320,9 +245,9 @@ async def test_closing_a_run_that_never_began() -> None:
 
 
 async def test_slots_are_granted_in_order_of_admission(autojump_clock: trio.testing.MockClock) -> None:
-    bench = Bench(slots=1, depth=10)
+    bench = ServiceBench(slots=1, depth=10)
     order: list[str] = []
-    runs = [bench.run() for _ in range(5)]
+    runs = [await bench.prepare() for _ in range(5)]
     async with trio.open_nursery() as nursery:
 
         async def follow(run: ResponseRun) -> None:
@@ -340,28 +265,28 @@ async def test_slots_are_granted_in_order_of_admission(autojump_clock: trio.test
 async def test_closing_time_ends_streams_with_their_terminal_event(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    bench = Bench(slots=1)
-    responses: list[dict[str, object]] = []
+    bench = ServiceBench(slots=1)
+    running, queued, late = [await bench.prepare() for _ in range(3)]
+    responses: list[Json] = []
     async with trio.open_nursery() as nursery:
 
         async def follow(run: ResponseRun) -> None:
             responses.append(final(await collect(run)))
 
-        running, queued = bench.run(), bench.run()
         nursery.start_soon(follow, running)
         (await bench.engine.next_sequence()).say("part")
         nursery.start_soon(follow, queued)
         await trio.testing.wait_all_tasks_blocked()
-        bench.closing.set(trio.current_time() + 9)
+        bench.responses.close_at(trio.current_time() + 9)
         await trio.sleep(10)
-        nursery.start_soon(follow, bench.run())
+        nursery.start_soon(follow, late)
     assert [response["status"] for response in responses] == ["failed"] * 3
     assert sorted(map(texts, responses)) == [[], [], [("message", "incomplete", "part")]]
     bench.assert_idle()
 
 
 async def test_what_ends_before_closing_time_is_not_touched(autojump_clock: trio.testing.MockClock) -> None:
-    bench = Bench()
-    bench.closing.set(trio.current_time() + 9)
-    response = await generate(bench, bench.run(), "Hello")
+    bench = ServiceBench()
+    bench.responses.close_at(trio.current_time() + 9)
+    response = await generate(bench, "Hello")
     assert response["status"] == "completed"

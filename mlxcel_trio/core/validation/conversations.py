@@ -25,7 +25,11 @@ def read_new_items(items: list[InputItem] | None, *, required: bool = False) -> 
         return ()
     if len(items) > MAX_NEW_ITEMS:
         raise invalid("items", f"{len(items)} are too many at once. Send at most {MAX_NEW_ITEMS}.")
-    return read_input(items, "items")
+    read = read_input(items, "items")
+    for index, item in enumerate(read):
+        if item.type == "compaction":
+            raise invalid(f"items[{index}].type", "compaction items are not supported by this version yet.")
+    return read
 
 
 def read_metadata(metadata: dict[str, str] | None, *, required: bool = False) -> dict[str, str]:

@@ -74,6 +74,7 @@ def validate_create(request: CreateResponse, context: ValidationContext) -> Crea
         template_kwargs=read_template_kwargs(request),
         stream=bool(request.stream),
         store=request.store is not False and context.store_enabled,
+        extends_conversation=request.store is not False and request.conversation is not None,
         background=bool(request.background),
         previous_response_id=request.previous_response_id,
         conversation=read_conversation(request.conversation),

@@ -85,3 +85,10 @@ def test_absent_metadata() -> None:
     with pytest.raises(InvalidRequestError, match="'metadata' is missing") as caught:
         read_metadata(None, required=True)
     assert caught.value.param == "metadata"
+
+
+def test_a_compaction_cannot_be_rendered_yet() -> None:
+    compaction = {"type": "compaction", "encrypted_content": "e30"}
+    with pytest.raises(InvalidRequestError, match="not supported by this version yet") as caught:
+        read_new_items(items(USER, compaction))
+    assert caught.value.param == "items[1].type"
