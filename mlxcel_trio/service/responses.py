@@ -17,8 +17,8 @@ from mlxcel_trio.core.sampling import SamplingDefaults
 from mlxcel_trio.core.skeleton import open_response
 from mlxcel_trio.core.transcript import EMPTY
 from mlxcel_trio.core.validation import ValidationContext, check_not_empty, validate_create
-from mlxcel_trio.engine.bridge import EngineState
 from mlxcel_trio.core.validation.refusals import shown
+from mlxcel_trio.engine.bridge import EngineState
 from mlxcel_trio.errors import ApiError, InvalidRequestError, NotFoundError
 from mlxcel_trio.protocol.codec import encode
 from mlxcel_trio.protocol.models import ModelList, ModelObject

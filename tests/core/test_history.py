@@ -81,7 +81,7 @@ CASES: dict[str, tuple[list[InputItem], list[ChatMessage]]] = {
         [ChatMessage("system", "d\n\nst"), user("u\n\nv")],
     ),
     "repeated system texts are left out": (
-        [message("system", "s"), USER, message("developer", "s"), message("system", "t"), message("user", "v")],
+        [message("system", "s"), USER, *(message("developer", s) for s in "st"), message("user", "v")],
         [ChatMessage("system", "s\n\nt"), user("u\n\nv")],
     ),
     "blank system texts are left out": (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 import trio.testing
-from support.service_bench import LIMITS, WALL_TIME, ServiceBench, checked, create_request
+from support.service_bench import LIMITS, WALL_TIME, ServiceBench, checked, create_request, read
 
 from mlxcel_trio.core.jobs import ActiveJobs
 from mlxcel_trio.errors import InvalidRequestError
@@ -127,6 +127,10 @@ class JobBench(ServiceBench):
     def poll(self, response_id: str, owner: str | None = None) -> Json:
         """The job as its client sees it, after every check."""
         return checked(self.stored.retrieve(owner, response_id))
+
+    def delete(self, response_id: str, owner: str | None = None) -> Json:
+        """The answer to a delete."""
+        return read(encode(self.stored.delete(owner, response_id)))
 
     def statuses(self, *response_ids: str) -> list[str]:
         """How the jobs stand."""

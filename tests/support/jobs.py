@@ -7,12 +7,23 @@ from typing import TYPE_CHECKING, Any
 from support.served import body_of, checked_error, checked_response
 from support.streams import ENDING_KEYS
 
+from mlxcel_trio.testing.script import ScriptRow
+
 if TYPE_CHECKING:
     import httpx
     from support.published import Json
     from support.served import ServerClient
 
 UNFINISHED = ("queued", "in_progress")
+
+HAIKU = ("Soft", " rain", " on", " the", " roof")
+ROWS = (
+    ScriptRow(when="haiku", emit=HAIKU),
+    ScriptRow(when="prefill", prefill_delay=3600),
+    ScriptRow(when="endless", emit=("la ",), forever=True, delay=0.01),
+    ScriptRow(when="bad", emit=("a", "b"), then="raise"),
+    ScriptRow(emit=("ok",)),
+)
 
 
 class Job:
@@ -104,3 +115,15 @@ async def refused_job(server: ServerClient, **fields: Any) -> tuple[int, Json]:
     reply = await request_job(server, **fields)
     assert reply.status_code >= 400, reply.text
     return reply.status_code, checked_error(reply)
+
+
+async def no_job_left(served: ServerClient) -> None:
+    """Nothing holds a place among the jobs, its memory, a queue place, a slot or a row."""
+    await served.until(jobs=0, job_bytes=0, running=0, waiting=0, rows=0)
+
+
+async def said_in(served: ServerClient, conversation: str) -> list[str]:
+    """The texts of a conversation, oldest first."""
+    reply = await served.client.get(f"/v1/conversations/{conversation}/items?order=asc")
+    assert reply.status_code == 200, reply.text
+    return ["".join(part["text"] for part in item["content"]) for item in reply.json()["data"]]

@@ -1,0 +1,1 @@
+"""What it costs to keep responses and to continue from them."""
