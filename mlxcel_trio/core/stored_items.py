@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from mlxcel_trio.core.transcript import StoredItem
+from mlxcel_trio.protocol.codec import encode_to_keep
 from mlxcel_trio.protocol.items import InputItem
 from mlxcel_trio.protocol.responses import Message
 
@@ -34,7 +35,7 @@ _decoder = msgspec.json.Decoder(InputItem)
 
 def store_input(item: InputItem, item_id: str) -> StoredItem:
     """A validated item of a request under the id that it has from now on. References have to be resolved."""
-    return StoredItem(item_id, msgspec.json.encode({"id": item_id, "type": item.type} | _fields(item)))
+    return StoredItem(item_id, encode_to_keep({"id": item_id, "type": item.type} | _fields(item)))
 
 
 def fresh_id(item: InputItem, new_id: Callable[[str], str]) -> str:
@@ -51,7 +52,7 @@ def store_output(item: OutputItem) -> StoredItem:
     """An item of a response. Log probabilities are left out: no prompt needs them, and they are large."""
     if isinstance(item, Message):
         item = replace(item, content=tuple(replace(part, logprobs=()) for part in item.content))
-    return StoredItem(item.id, msgspec.json.encode(item))
+    return StoredItem(item.id, encode_to_keep(item))
 
 
 def read_items(items: Iterable[StoredItem]) -> list[InputItem]:

@@ -57,6 +57,11 @@ def encode(message: Struct) -> bytes:
     return _encoder.encode(message)
 
 
+def encode_to_keep(message: object) -> bytes:
+    """As :func:`encode`, for what is stored: the encoder's result takes up to half as much memory again."""
+    return bytes(memoryview(_encoder.encode(message)))
+
+
 def _wrong_type(error: msgspec.ValidationError, body: bytes | memoryview) -> InvalidRequestError:
     # msgspec writes "Expected `str`, got `int` - at `$.input[0].role`"; a key of an object is `[...]`.
     reason, _, place = str(error).partition(" - at `")

@@ -15,7 +15,7 @@ from mlxcel_trio.core.transcript import EMPTY, Transcript
 from mlxcel_trio.core.validation.conversations import MAX_NEW_ITEMS, read_metadata, read_new_items
 from mlxcel_trio.core.validation.refusals import shown
 from mlxcel_trio.errors import InvalidRequestError, NotFoundError
-from mlxcel_trio.protocol.codec import decode, encode
+from mlxcel_trio.protocol.codec import decode, encode_to_keep
 from mlxcel_trio.protocol.conversations import (
     Conversation,
     CreateConversation,
@@ -100,7 +100,7 @@ class Conversations:
         key = Key(owner, conversation_id)
         entry = self._find(key)
         metadata = read_metadata(request.metadata, required=True)
-        conversation = encode(replace(decode(entry.value, Conversation), metadata=metadata))
+        conversation = encode_to_keep(replace(decode(entry.value, Conversation), metadata=metadata))
         self._update(key, conversation, entry.transcript)
         return conversation
 
@@ -178,7 +178,7 @@ class Conversations:
         ).own
 
     def _new(self, key: Key, metadata: dict[str, str]) -> bytes:
-        return encode(Conversation(id=key.id, created_at=int(self._wall_clock()), metadata=metadata))
+        return encode_to_keep(Conversation(id=key.id, created_at=int(self._wall_clock()), metadata=metadata))
 
     def _put(self, key: Key, conversation: bytes, transcript: Transcript) -> bytes:
         own_bytes = sys.getsizeof(conversation)

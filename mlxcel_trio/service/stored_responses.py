@@ -14,7 +14,7 @@ from mlxcel_trio.core.store import BoundedStore, Key, StoreLimits
 from mlxcel_trio.core.transcript import EMPTY, StoredItem
 from mlxcel_trio.core.validation.refusals import shown
 from mlxcel_trio.errors import InvalidRequestError, NotFoundError
-from mlxcel_trio.protocol.codec import encode
+from mlxcel_trio.protocol.codec import encode, encode_to_keep
 from mlxcel_trio.protocol.responses import DeletedResponse, Response, ResponseError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class StoredResponses:
 
     def keep(self, owner: str | None, response: Response, dialogue: Dialogue) -> None:
         """Store a terminal response and the dialogue up to its end."""
-        stored = StoredResponse(encode(response), dialogue.own)
+        stored = StoredResponse(encode_to_keep(response), dialogue.own)
         self._put(owner, response, stored, dialogue.history.append(dialogue.turn(response.output)))
 
     def keep_job(
@@ -121,7 +121,7 @@ class StoredResponses:
         output stays what it is and loses its dialogue. Returns what was stored.
         """
         if chainable:
-            stored = StoredResponse(encode(response), dialogue.own)
+            stored = StoredResponse(encode_to_keep(response), dialogue.own)
             kept = self._put(owner, response, stored, dialogue.history.append(dialogue.turn(response.output)))
         else:
             kept = self._put_unchainable(owner, response, dialogue.own, self._ephemeral_ttl_seconds)
@@ -130,7 +130,7 @@ class StoredResponses:
         remains = _too_large(response) if response.output else response
         ttl_seconds = None if chainable else self._ephemeral_ttl_seconds
         if not self._put_unchainable(owner, remains, (), ttl_seconds):
-            body = encode(remains)
+            body = encode_to_keep(remains)
             stand_in = StoredResponse(body, (), chainable=False)
             key = Key(owner, remains.id)
             self._stand_ins.put(key, stand_in, own_bytes=sys.getsizeof(body), now=self._clock())
@@ -232,7 +232,7 @@ class StoredResponses:
     def _put_unchainable(
         self, owner: str | None, response: Response, items: tuple[StoredItem, ...], ttl_seconds: float | None
     ) -> bool:
-        stored = StoredResponse(encode(response), items, chainable=False)
+        stored = StoredResponse(encode_to_keep(response), items, chainable=False)
         # The items are in no transcript that would count them.
         item_bytes = sum(item.size_bytes for item in items)
         return self._put(owner, response, stored, EMPTY, item_bytes, ttl_seconds)

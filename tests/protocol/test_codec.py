@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
+import tracemalloc
 
 import msgspec
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxcel_trio.errors import InvalidRequestError
-from mlxcel_trio.protocol.codec import decode, encode
+from mlxcel_trio.protocol.codec import decode, encode, encode_to_keep
 from mlxcel_trio.protocol.conversations import (
     Conversation,
     CreateConversation,
@@ -189,3 +191,16 @@ def test_a_conversation_on_the_wire() -> None:
         "object": "conversation.deleted",
         "deleted": True,
     }
+
+
+def test_what_is_kept_takes_the_memory_that_it_counts() -> None:
+    text = "x" * 20_000
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        kept = encode_to_keep({"text": text})
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept == msgspec.json.encode({"text": text})
+    assert after - before < 1.05 * sys.getsizeof(kept)

@@ -6,12 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-import trio
 from real.determinism import at_once, check_seed_reproduces, check_streamed_is_not_streamed, one_by_one
 from support.served import text_of
 from support.served_model import serving_model
-
-from mlxcel_trio.engine.models import cache_directory, resolve_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,12 +22,6 @@ QUESTIONS = [
 BODIES = [{"input": question, "temperature": 0, "max_output_tokens": 24} for question in QUESTIONS]
 
 serving_demo = partial(serving_model, limit_seconds=PATIENCE_SECONDS)
-
-
-@pytest.fixture
-async def demo() -> Path:
-    resolve = partial(resolve_model, None, cache_dir=cache_directory(), report=lambda _line: None)
-    return (await trio.to_thread.run_sync(resolve)).directory
 
 
 async def test_it_knows_the_capital_of_france(demo: Path) -> None:

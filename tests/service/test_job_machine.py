@@ -498,7 +498,7 @@ class Machine:
 
 
 def refusal_of(look: Callable[[str], object], response_id: str) -> ApiError | None:
-    """What it raises. Unlike ``pytest.raises`` it fails as ordinary code does, which hypothesis can shrink."""
+    """What it raises. Without ``pytest.raises``, whose failures hypothesis cannot shrink."""
     try:
         look(response_id)
     except ApiError as refusal:
@@ -530,7 +530,7 @@ def operations(draw: st.DrawFn) -> list[Operation]:
     return [draw(draw(st.sampled_from(OPERATIONS))) for _ in range(draw(st.integers(1, 40)))]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=150)
 @given(bounds=BOUNDS, operations=operations(), to_the_end=st.booleans())
 def test_any_order(bounds: Bounds, operations: list[Operation], to_the_end: bool) -> None:
     async def main() -> None:
