@@ -138,15 +138,22 @@ class JobBench(ServiceBench):
 
     async def settled(self) -> None:
         """Wait until nothing goes on any more, in worker threads neither."""
-        limiter = self.responses._render_limiter
         await trio.testing.wait_all_tasks_blocked()
-        while limiter.borrowed_tokens:
-            borrowers = [object() for _ in range(RENDER_THREADS)]
-            for borrower in borrowers:
+        while self.responses._render_limiter.borrowed_tokens:
+            await self._rendered()
+            await trio.testing.wait_all_tasks_blocked()
+
+    async def _rendered(self) -> None:
+        """Wait until no thread renders, by having all of their places for a moment."""
+        limiter, borrowers = self.responses._render_limiter, list[object]()
+        try:
+            while len(borrowers) < RENDER_THREADS:
+                borrower = object()
                 await limiter.acquire_on_behalf_of(borrower)
+                borrowers.append(borrower)
+        finally:
             for borrower in borrowers:
                 limiter.release_on_behalf_of(borrower)
-            await trio.testing.wait_all_tasks_blocked()
 
 
 def job_request(**fields: Any) -> CreateResponse:
