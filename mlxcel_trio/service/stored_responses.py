@@ -109,8 +109,7 @@ class StoredResponses:
 
     def keep(self, owner: str | None, response: Response, dialogue: Dialogue) -> None:
         """Store a terminal response and the dialogue up to its end."""
-        stored = StoredResponse(encode_to_keep(response), dialogue.own)
-        self._put(owner, response, stored, dialogue.history.append(dialogue.turn(response.output)))
+        self._put_chainable(owner, response, dialogue)
 
     def keep_job(
         self, owner: str | None, response: Response, dialogue: Dialogue, *, chainable: bool
@@ -121,8 +120,7 @@ class StoredResponses:
         output stays what it is and loses its dialogue. Returns what was stored.
         """
         if chainable:
-            stored = StoredResponse(encode_to_keep(response), dialogue.own)
-            kept = self._put(owner, response, stored, dialogue.history.append(dialogue.turn(response.output)))
+            kept = self._put_chainable(owner, response, dialogue)
         else:
             kept = self._put_unchainable(owner, response, dialogue.own, self._ephemeral_ttl_seconds)
         if kept:
@@ -228,6 +226,10 @@ class StoredResponses:
         if entry is None:
             raise _not_found(key.id)
         return entry
+
+    def _put_chainable(self, owner: str | None, response: Response, dialogue: Dialogue) -> bool:
+        stored = StoredResponse(encode_to_keep(response), dialogue.own)
+        return self._put(owner, response, stored, dialogue.history.append(dialogue.turn(response.output)))
 
     def _put_unchainable(
         self, owner: str | None, response: Response, items: tuple[StoredItem, ...], ttl_seconds: float | None

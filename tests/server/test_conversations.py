@@ -8,9 +8,7 @@ from urllib.parse import quote
 
 import pytest
 from support.served import serving_script
-from support.stored_state import CALL, CALL_OUTPUT, StoredState, answer, said, turns, user
-
-from mlxcel_trio.testing.script import ScriptRow
+from support.stored_state import CALL, CALL_OUTPUT, DIALOGUE_ROWS, StoredState, answer, said, turns, user
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,22 +18,10 @@ if TYPE_CHECKING:
 
     Say = Callable[..., Awaitable[Json]]
 
-ROWS = (
-    ScriptRow(when="think", emit=("<think>", "hm", "</think>", "\n\n", "Done")),
-    ScriptRow(when="fail", emit=("a",), then="raise"),
-    ScriptRow(when="cut", emit=("a", "b"), then="length"),
-    ScriptRow(when="endless", emit=("la ",), forever=True, delay=0.01),
-    ScriptRow(when="one", emit=("eins",)),
-    ScriptRow(when="two", emit=("zwei",)),
-    ScriptRow(when="three", emit=("drei",)),
-    ScriptRow(when="found it", emit=("Good",)),
-    ScriptRow(emit=("ok",)),
-)
-
 
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
-    async with serving_script(*ROWS) as running:
+    async with serving_script(*DIALOGUE_ROWS) as running:
         yield running
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from support.published import item_list_differences, object_differences
 from support.served import body_of, checked_error, checked_response
 
+from mlxcel_trio.testing.script import ScriptRow
+
 if TYPE_CHECKING:
     import httpx
     from support.published import Json
@@ -17,6 +19,20 @@ CALL: Json = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f
 CALL_OUTPUT: Json = {"type": "function_call_output", "call_id": "c1", "output": "found it"}
 
 PAGE_KEYS = {"object", "data", "first_id", "last_id", "has_more"}
+
+
+DIALOGUE_ROWS = (
+    ScriptRow(when="think", emit=("<think>", "hm", "</think>", "\n\n", "Done")),
+    ScriptRow(when="fail", emit=("a",), then="raise"),
+    ScriptRow(when="cut", emit=("a", "b"), then="length"),
+    ScriptRow(when="endless", emit=("la ",), forever=True, delay=0.01),
+    ScriptRow(when="one", emit=("eins",)),
+    ScriptRow(when="two", emit=("zwei",)),
+    ScriptRow(when="three", emit=("drei",)),
+    ScriptRow(when="found it", emit=("Good",)),
+    ScriptRow(emit=("ok",)),
+)
+"""A model that ends in every way there is, and otherwise says something short."""
 
 
 class StoredState:
