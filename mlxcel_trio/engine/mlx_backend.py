@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mlxcel_trio.core.sampling import SamplingParameters
 from mlxcel_trio.engine.backend import LoadedModel, Row, RowEvent, RowFailed, Sampled
-from mlxcel_trio.engine.mlx_runtime import device_name, free_unused_memory, import_mlx, on_cpu
+from mlxcel_trio.engine.mlx_runtime import WiredMemory, device_name, free_unused_memory, import_mlx, on_cpu
 from mlxcel_trio.errors import MlxcelError, ModelError, one_line
 from mlxcel_trio.log import get_logger
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mlxcel_trio.engine.blas import BlasReport
-    from mlxcel_trio.engine.generator import TokenGenerator
     from mlxcel_trio.engine.row_batch import RowBatch
     from mlxcel_trio.engine.weights import Dtype
 
@@ -53,8 +52,8 @@ class MlxBackend:
         self._context_window = context_window
         self._dtype = dtype
         self._end_tokens = end_tokens
-        self._generator: TokenGenerator | None = None
         self._rows: RowBatch | None = None
+        self._memory: WiredMemory | None = None
 
     def load(self) -> LoadedModel:
         """Import MLX, load the model and generate a token with it, so that no request pays for first use.
@@ -88,24 +87,28 @@ class MlxBackend:
 
     def close(self) -> None:
         """Free the model and its caches. Also after a failed ``load`` or ``step``."""
-        if self._generator is None:
+        if self._memory is None:
             return
-        self._generator.close()
-        self._generator = self._rows = None
+        self._rows = None
         gc.collect()
         free_unused_memory()
+        self._memory.release()
+        self._memory = None
 
     def _load(self, blas: BlasReport) -> LoadedModel:
-        from mlxcel_trio.engine.generator import TokenGenerator
+        from mlxcel_trio.engine.decode_batch import DecodeBatch
+        from mlxcel_trio.engine.prefiller import Prefiller
         from mlxcel_trio.engine.row_batch import RowBatch
         from mlxcel_trio.engine.weights import context_window, load_weights
 
         weights = load_weights(self._directory, self._dtype, fast_blas=not blas.slow)
         chunk_tokens = self._prefill_chunk_size or (_CPU_CHUNK_TOKENS if on_cpu() else _GPU_CHUNK_TOKENS)
-        self._generator = TokenGenerator(weights.model, parallel=self._parallel, end_tokens=self._end_tokens)
-        vocabulary_size = self._generator.vocabulary_size()
+        self._memory = WiredMemory()
+        prefiller = Prefiller(weights.model)
+        vocabulary_size = prefiller.vocabulary_size()
         self._rows = RowBatch(
-            self._generator,
+            prefiller,
+            DecodeBatch(weights.model, end_tokens=self._end_tokens, ahead=not on_cpu()),
             parallel=self._parallel,
             prefill_chunk_size=chunk_tokens,
             vocabulary_size=vocabulary_size,

@@ -75,6 +75,24 @@ def free_unused_memory() -> None:
     mx.clear_cache()
 
 
+class WiredMemory:
+    """Keeps what Metal recommends of a GPU's memory from being swapped out, until it is released."""
+
+    def __init__(self) -> None:
+        import mlx.core as mx
+
+        recommended = mx.device_info().get("max_recommended_working_set_size")
+        self._limit_before = None if recommended is None else mx.set_wired_limit(int(recommended))
+
+    def release(self) -> None:
+        """Set the limit that was there before. The device must be done with all work."""
+        import mlx.core as mx
+
+        if self._limit_before is not None:
+            mx.set_wired_limit(self._limit_before)
+            self._limit_before = None
+
+
 def _is_installed(distribution: str) -> bool:
     try:
         metadata.version(distribution)

@@ -1,4 +1,4 @@
-"""Rows on their way through the generator: waiting, prefilling, decoding.
+"""Rows on their way through the model: waiting, prefilling, decoding.
 
 A step processes one unit of prompt tokens and decodes. Whatever goes wrong with one row ends as its
 ``RowFailed``.
@@ -7,11 +7,12 @@ A step processes one unit of prompt tokens and decodes. Whatever goes wrong with
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlxcel_trio.core.sampling import NO_ADJUSTMENTS
 from mlxcel_trio.engine.backend import Prefilled, Row, RowEvent, RowFailed, Sampled
-from mlxcel_trio.engine.generator import Cache, TokenGenerator, copy_cache
+from mlxcel_trio.engine.caches import Cache, copy_cache
+from mlxcel_trio.engine.decode_batch import DecodeBatch, DecodingRow
 from mlxcel_trio.engine.penalties import Adjuster
 from mlxcel_trio.engine.prefill import Chunk, PrefillSchedule
 from mlxcel_trio.engine.sampler import SamplerPool
@@ -19,33 +20,7 @@ from mlxcel_trio.errors import one_line
 
 if TYPE_CHECKING:
     from mlxcel_trio.engine.backend import LogitsProcessor
-
-
-class GuardedProcessors:
-    """A row's logits processors as one that never raises: an exception would cost every row its step.
-
-    After a failure logits pass unchanged, and ``failure`` says in one line what happened.
-    """
-
-    def __init__(self, processors: tuple[LogitsProcessor, ...]) -> None:
-        self._processors = processors
-        self.failure: str | None = None
-
-    def __call__(self, tokens: Any, logits: Any) -> Any:
-        if self.failure is not None:
-            return logits
-        processed = logits
-        try:
-            for processor in self._processors:
-                processed = processor(tokens, processed)
-            shape = processed.shape
-        except Exception as error:
-            self.failure = f"a logits processor failed with {type(error).__name__}: {one_line(error)}"
-            return logits
-        if shape != logits.shape:
-            self.failure = f"a logits processor returned the shape {shape} for {logits.shape}"
-            return logits
-        return processed
+    from mlxcel_trio.engine.prefiller import Prefiller
 
 
 @dataclass(slots=True, eq=False)
@@ -54,9 +29,7 @@ class _Sequence:
 
     row: Row
     cache: Cache
-    guard: GuardedProcessors | None
     fed: int = 0
-    uid: int | None = None
 
 
 class RowBatch:
@@ -66,9 +39,16 @@ class RowBatch:
     """
 
     def __init__(
-        self, generator: TokenGenerator, *, parallel: int, prefill_chunk_size: int, vocabulary_size: int
+        self,
+        prefiller: Prefiller,
+        decode_batch: DecodeBatch,
+        *,
+        parallel: int,
+        prefill_chunk_size: int,
+        vocabulary_size: int,
     ) -> None:
-        self._generator = generator
+        self._prefiller = prefiller
+        self._decode_batch = decode_batch
         self._parallel = parallel
         self._vocabulary_size = vocabulary_size
         self._samplers = SamplerPool()
@@ -76,7 +56,7 @@ class RowBatch:
         self._refused: dict[int, RowFailed] = {}
         self._waiting: dict[int, Row] = {}
         self._running: dict[int, _Sequence] = {}
-        self._generating: dict[int, _Sequence] = {}  # by uid
+        self._decoding: set[int] = set()
         self._first_tokens_due = False
 
     def insert(self, row: Row) -> None:
@@ -91,27 +71,27 @@ class RowBatch:
         self._refused.pop(row_id, None)
         self._waiting.pop(row_id, None)
         self._schedule.discard(row_id)
-        sequence = self._running.pop(row_id, None)
-        if sequence is not None and sequence.uid is not None:
-            del self._generating[sequence.uid]
-            self._generator.remove(sequence.uid)
+        self._running.pop(row_id, None)
+        if row_id in self._decoding:
+            self._decoding.remove(row_id)
+            self._decode_batch.remove(row_id)
 
     def step(self) -> list[RowEvent]:
         """Do one unit of prefill and a decode step, as far as there is something to do.
 
         Prefill comes first, so that no sampled token waits for it. Rows that end their prompts have their
-        first token with the decode step after this one, which no prefill delays.
+        first token with the step after this one, which no prefill delays.
         """
         events: list[RowEvent] = list(self._refused.values())
         self._refused.clear()
         self._start_waiting()
         if self._first_tokens_due:
             self._first_tokens_due = False
-        else:
-            generating = set(self._generating)
-            events += self._prefill(self._schedule.next_unit(idle=not generating))
-            self._first_tokens_due = not generating.issuperset(self._generating)
-        return events + self._decode()
+            return events + self._decode()
+        decoding = set(self._decoding)
+        events += self._prefill(self._schedule.next_unit(idle=not decoding))
+        self._first_tokens_due = not decoding.issuperset(self._decoding)
+        return events + self._decode() if decoding else events
 
     def _objection(self, row: Row) -> str | None:
         if not row.prompt or row.max_tokens < 1:
@@ -123,10 +103,8 @@ class RowBatch:
     def _start_waiting(self) -> None:
         while self._waiting and len(self._running) < self._parallel:
             row = self._waiting.pop(next(iter(self._waiting)))
-            cache = self._generator.new_cache() if row.cache is None else copy_cache(row.cache)
-            processors = self._processors(row)
-            guard = GuardedProcessors(processors) if processors else None
-            self._running[row.row_id] = _Sequence(row, cache, guard)
+            cache = self._prefiller.new_cache() if row.cache is None else copy_cache(row.cache)
+            self._running[row.row_id] = _Sequence(row, cache)
             self._schedule.add(row.row_id, len(row.prompt))
 
     def _processors(self, row: Row) -> tuple[LogitsProcessor, ...]:
@@ -157,7 +135,7 @@ class RowBatch:
                 prompts[chunk.row_id] = list(sequence.row.prompt[sequence.fed : end])
         if not prompts:
             return
-        caches = self._generator.feed(
+        caches = self._prefiller.feed(
             list(prompts.values()), [self._running[row_id].cache for row_id in prompts]
         )
         for (row_id, tokens), cache in zip(prompts.items(), caches, strict=True):
@@ -179,41 +157,30 @@ class RowBatch:
 
     def _hand_over(self, sequence: _Sequence) -> None:
         row = sequence.row
-        sequence.uid = self._generator.insert(
-            row.prompt[-1],
-            cache=sequence.cache,
-            max_tokens=row.max_tokens,
-            sampler=self._samplers.sampler_for(row.sampling),
-            before=row.prompt[:-1],
-            processor=sequence.guard,
+        self._prefiller.check_fits(sequence.cache)
+        self._decode_batch.add(
+            DecodingRow(
+                row.row_id,
+                last_token=row.prompt[-1],
+                before=row.prompt[:-1],
+                cache=sequence.cache,
+                max_tokens=row.max_tokens,
+                sampler=self._samplers.sampler_for(row.sampling),
+                processors=self._processors(row),
+                top_logprobs=row.top_logprobs,
+            )
         )
-        sequence.cache = []  # the generator has it now
-        self._generating[sequence.uid] = sequence
+        sequence.cache = []  # the batch has it now
+        self._decoding.add(row.row_id)
 
     def _fail(self, row_id: int, message: str) -> RowFailed:
         self.remove(row_id)
         return RowFailed(row_id, message)
 
     def _decode(self) -> list[RowEvent]:
-        if not self._generating:
-            return []
-        events: list[RowEvent] = []
-        for sampled in self._generator.next():
-            row = self._generating[sampled.uid].row
-            logprobs = None if row.top_logprobs is None else sampled.with_alternatives(row.top_logprobs)
-            events.append(Sampled(row.row_id, sampled.token, sampled.finish_reason, logprobs))
-            if sampled.finish_reason is not None:
-                del self._generating[sampled.uid], self._running[row.row_id]
-        return events + self._drop_failed()
-
-    def _drop_failed(self) -> list[RowEvent]:
-        """End the rows whose processors failed on the logits after the token that was just reported.
-
-        A row that finished with that token is gone already: its processors ran once too often, no harm.
-        """
-        failures = {
-            sequence.row.row_id: sequence.guard.failure
-            for sequence in self._generating.values()
-            if sequence.guard is not None and sequence.guard.failure is not None
-        }
-        return [self._fail(row_id, failure) for row_id, failure in failures.items()]
+        events = self._decode_batch.step()
+        for event in events:
+            if not isinstance(event, Sampled) or event.finish_reason is not None:
+                self._decoding.remove(event.row_id)
+                del self._running[event.row_id]
+        return events

@@ -88,9 +88,9 @@ def keep_likely(logprobs: mx.array, parameters: SamplingParameters) -> mx.array:
 def _keep_best(logprobs: mx.array, count: int, top_p: float) -> mx.array:
     """Keep the ``count`` likeliest tokens, and of these the smallest set with mass ``top_p``."""
     usual = min(count, _USUAL_NUCLEUS) if top_p < 1 else count
-    ids, ranked = _rank(logprobs, usual)
+    ids, ranked = rank(logprobs, usual)
     if usual < count and not _holds_nucleus(ranked, top_p):
-        ids, ranked = _rank(logprobs, count)
+        ids, ranked = rank(logprobs, count)
     if top_p < 1:
         # A token is in the smallest set while the mass of those above it is too small; the first always is.
         mass_above = mx.cumsum(mx.exp(ranked), axis=-1, inclusive=False)
@@ -100,8 +100,8 @@ def _keep_best(logprobs: mx.array, count: int, top_p: float) -> mx.array:
     return mx.put_along_axis(nothing, ids, ranked, axis=-1)
 
 
-def _rank(logprobs: mx.array, count: int) -> tuple[mx.array, mx.array]:
-    """Ids and log-probabilities of the ``count`` likeliest tokens, best first."""
+def rank(logprobs: mx.array, count: int) -> tuple[mx.array, mx.array]:
+    """Ids and log-probabilities ``[rows, count]`` of the likeliest tokens, best first."""
     if count < logprobs.shape[-1]:
         ids = mx.argpartition(-logprobs, kth=count - 1, axis=-1)[..., :count]
         values = mx.take_along_axis(logprobs, ids, axis=-1)

@@ -15,8 +15,9 @@ from mlxcel_trio.core.sampling import SamplingParameters
 from mlxcel_trio.engine import mlx_backend
 from mlxcel_trio.engine.backend import Backend, Row
 from mlxcel_trio.engine.blas import BlasReport
-from mlxcel_trio.engine.generator import TokenGenerator
+from mlxcel_trio.engine.decode_batch import DecodeBatch
 from mlxcel_trio.engine.mlx_backend import MlxBackend
+from mlxcel_trio.engine.prefiller import Prefiller
 from mlxcel_trio.engine.tokenizer import ChatTokenizer
 from mlxcel_trio.errors import CorruptModelError, ModelError, UnsupportedModelError
 
@@ -133,7 +134,8 @@ def test_after_a_failed_load_or_step_it_can_be_closed(
     backend = backend_of(directory)
     backend.load()
     backend.insert(Row(0, [1, 2], 5, GREEDY))
-    monkeypatch.setattr(TokenGenerator, "next", lambda self: 1 / 0)
+    monkeypatch.setattr(DecodeBatch, "step", lambda self: 1 / 0)
+    backend.step()  # the prompt
     with pytest.raises(ZeroDivisionError):
         backend.step()
     backend.close()
@@ -142,10 +144,10 @@ def test_after_a_failed_load_or_step_it_can_be_closed(
 def test_a_model_that_fails_in_its_first_step_is_a_model_error(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: TokenGenerator, *args: Any, **kwargs: Any) -> int:
+    def fail(self: DecodeBatch, *args: Any, **kwargs: Any) -> int:
         raise ValueError("shapes do not match")
 
-    monkeypatch.setattr(TokenGenerator, "insert", fail)
+    monkeypatch.setattr(DecodeBatch, "add", fail)
     with pytest.raises(ModelError, match=r"does not run: .*shapes do not match"):
         backend_of(directory).load()
 
@@ -153,7 +155,7 @@ def test_a_model_that_fails_in_its_first_step_is_a_model_error(
 def test_a_model_whose_caches_cannot_be_batched_is_refused(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TokenGenerator, "new_cache", lambda self: [object()])
+    monkeypatch.setattr(Prefiller, "new_cache", lambda self: [object()])
     with pytest.raises(UnsupportedModelError, match="several sequences at once"):
         backend_of(directory).load()
 

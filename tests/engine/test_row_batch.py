@@ -11,7 +11,8 @@ from support.tiny_models import ARCHITECTURES, LLAMA, VOCABULARY_SIZE, write_mod
 
 from mlxcel_trio.core.sampling import SamplingParameters
 from mlxcel_trio.engine.backend import LogitsProcessor, Prefilled, Row, Sampled
-from mlxcel_trio.engine.generator import TokenGenerator
+from mlxcel_trio.engine.decode_batch import DecodeBatch
+from mlxcel_trio.engine.prefiller import Prefiller
 from mlxcel_trio.engine.row_batch import RowBatch
 from mlxcel_trio.engine.weights import load_weights
 
@@ -37,9 +38,16 @@ def any_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return loaded(tmp_path_factory.mktemp("any"), ARCHITECTURES[request.param])
 
 
-def rows_of(model: Any, *, parallel: int = 8, end_tokens: Sequence[int] = ()) -> RowBatch:
-    generator = TokenGenerator(model, parallel=parallel, end_tokens=frozenset(end_tokens))
-    return RowBatch(generator, parallel=parallel, prefill_chunk_size=CHUNK, vocabulary_size=VOCABULARY_SIZE)
+def rows_of(
+    model: Any, *, parallel: int = 8, end_tokens: Sequence[int] = (), ahead: bool = False
+) -> RowBatch:
+    return RowBatch(
+        Prefiller(model),
+        DecodeBatch(model, end_tokens=frozenset(end_tokens), ahead=ahead),
+        parallel=parallel,
+        prefill_chunk_size=CHUNK,
+        vocabulary_size=VOCABULARY_SIZE,
+    )
 
 
 def prompt(length: int, salt: int = 0) -> list[int]:
@@ -96,8 +104,8 @@ def test_a_cache_takes_the_place_of_the_prompt_before_it_and_is_not_changed(any_
     whole = prompt(60)
     (expected,) = generate(rows_of(any_model), Row(0, whole, 10, GREEDY))
     batch = rows_of(any_model)
-    generator = batch._generator
-    (cache,) = generator.feed([whole[:20]], [generator.new_cache()])
+    prefiller = batch._prefiller
+    (cache,) = prefiller.feed([whole[:20]], [prefiller.new_cache()])
     sizes = [layer.nbytes for layer in cache]
     for rest in (whole[20:], whole[20:]):
         (outcome,) = generate(batch, Row(0, rest, 10, GREEDY, cache=cache))
@@ -314,8 +322,7 @@ def test_a_processor_sees_the_prompt_and_all_tokens_so_far(model: Any, length: i
     observed = row(0, length, 6, processors=(record(seen),))
     outcome, other = generate(rows_of(model), observed, row(1, 30, 6))
     assert other == generate(rows_of(model), row(1, 30, 6))[0]
-    # The engine runs one step ahead, so there is one call more than tokens.
-    assert seen == [[*observed.prompt, *outcome.tokens[:count]] for count in range(7)]
+    assert seen == [[*observed.prompt, *outcome.tokens[:count]] for count in range(6)]
 
 
 def test_processors_decide_in_order_and_only_for_their_row(model: Any) -> None:
@@ -420,14 +427,14 @@ def test_a_failure_while_feeding_is_that_rows(
     model: Any, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
     batch = rows_of(model)
-    feed = batch._generator.feed
+    feed = batch._prefiller.feed
 
     def out_of_memory(prompts: list[list[int]], caches: list[Any]) -> list[Any]:
         if any(tokens[0] == prompt(length, 1)[0] for tokens in prompts):
             raise RuntimeError("[malloc] Unable to allocate")
         return feed(prompts, caches)
 
-    monkeypatch.setattr(batch._generator, "feed", out_of_memory)
+    monkeypatch.setattr(batch._prefiller, "feed", out_of_memory)
     first, bad, last = generate(batch, row(0, length), row(1, length), row(2, length))
     assert bad == Outcome(failure="prefill failed with RuntimeError: [malloc] Unable to allocate")
     assert bad.progress == []

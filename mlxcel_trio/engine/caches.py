@@ -1,0 +1,36 @@
+"""KV caches: what a model has computed for a sequence so far, one of mlx-lm's cache objects per layer."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from mlx_lm.models.cache import make_prompt_cache
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mlx.nn.layers.base import Module
+
+Cache = list[Any]
+"""The layers of one sequence, or of several that were merged."""
+
+
+def new_cache(model: Module) -> Cache:
+    """An empty cache for one sequence."""
+    return make_prompt_cache(model)
+
+
+def copy_cache(cache: Cache) -> Cache:
+    """A cache that can be fed without changing ``cache``; the copy is cheap, since buffers are shared."""
+    return copy.deepcopy(cache)
+
+
+def is_batchable(cache: Cache) -> bool:
+    """Whether sequences with such caches can be computed together. Not all kinds of models have them."""
+    return all(hasattr(layer, "merge") for layer in cache)
+
+
+def merge(caches: Sequence[Cache]) -> Cache:
+    """The caches of several sequences as one, whose rows are in the same order."""
+    return [layers[0].merge(list(layers)) for layers in zip(*caches, strict=True)]

@@ -1,0 +1,36 @@
+"""The names of mlx-lm that the engine uses, so that a release that changes them fails here and clearly."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+from mlxcel_trio.engine.mlx_runtime import import_mlx
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def takes(function: Callable[..., object], *names: str) -> bool:
+    return set(names) <= set(inspect.signature(function).parameters)
+
+
+def test_mlx_lm_still_has_what_the_engine_calls() -> None:
+    import_mlx()
+    from mlx_lm.generate import PromptProcessingBatch
+    from mlx_lm.models.cache import BatchKVCache, KVCache, TokenBuffer, make_prompt_cache
+    from mlx_lm.utils import dequantize_model, get_total_parameters, load_config, load_model
+
+    assert takes(PromptProcessingBatch.__init__, "model", "uids", "caches", "prefill_step_size")
+    assert takes(PromptProcessingBatch.prompt, "tokens")
+    assert takes(PromptProcessingBatch.extract_cache, "idx")
+    assert takes(KVCache.merge, "caches")
+    assert takes(BatchKVCache.extend, "other")
+    assert takes(BatchKVCache.filter, "batch_indices")
+    assert takes(TokenBuffer.__init__, "tokens")
+    assert takes(TokenBuffer.update_and_fetch, "tokens")
+    assert takes(make_prompt_cache, "model")
+    assert takes(load_model, "model_path", "lazy")
+    assert takes(load_config, "model_path")
+    assert takes(dequantize_model, "model")
+    assert takes(get_total_parameters, "model")
