@@ -158,11 +158,13 @@ class Engine:
         sampling: SamplingParameters = STANDARD_SAMPLING,
         adjustments: LogitAdjustments = NO_ADJUSTMENTS,
         top_logprobs: int | None = None,
+        background: bool = False,
     ) -> Iterator[GeneratedSequence]:
         """Generate one sequence; leaving the block drops it, whatever its stage.
 
         ``prompt`` holds at least one token; without ``max_tokens`` the answer may fill the context window.
-        With ``top_logprobs`` each token comes with its log probability and that many alternatives.
+        With ``top_logprobs`` each token comes with its log probability and that many alternatives. A
+        ``background`` prompt is computed more slowly, and holds up the tokens of other sequences less.
 
         :raises InvalidRequestError: the prompt is empty or fills the window.
         """
@@ -173,7 +175,9 @@ class Engine:
                 f"A prompt has 1 to {bridge.model.context_window - 1} tokens, not {len(prompt)}."
             )
         budget = min(max_tokens or room, room)
-        row = Row(next(self._row_ids), prompt, budget, sampling, adjustments, top_logprobs)
+        row = Row(
+            next(self._row_ids), prompt, budget, sampling, adjustments, top_logprobs, background=background
+        )
         send, receive = trio.open_memory_channel[RowEvent](math.inf)  # bounded by max_tokens
         bridge.insert_nowait(row, send.send_nowait)
         try:

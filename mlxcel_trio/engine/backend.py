@@ -38,7 +38,7 @@ class Row(Struct, frozen=True):
     ``prompt`` holds token ids and is never empty; ``max_tokens`` is at least 1. ``top_logprobs`` asks for log
     probabilities with that many alternatives, ``None`` for none at all. ``cache`` is a backend
     cache that already covers a prefix which ``prompt`` no longer contains. ``logits_processors`` run in
-    order before sampling.
+    order before sampling. Nobody waits for a ``background`` row: its prompt holds up others' tokens less.
     """
 
     row_id: int
@@ -49,6 +49,7 @@ class Row(Struct, frozen=True):
     top_logprobs: int | None = None
     cache: Any = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
+    background: bool = False
 
 
 class Prefilled(Struct, frozen=True, gc=False):
@@ -113,7 +114,7 @@ class Backend(Protocol):
         ...
 
     def step(self) -> list[RowEvent]:
-        """Do one unit of work: a prefill chunk, a decode step for every running row, or both."""
+        """Do one unit of work: prefill for a while, a decode step for every running row, or both."""
         ...
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ UNAVAILABLE: dict[EngineState, str] = {
 
 
 GATHER_SECONDS = 0.05
-GATHER_PAUSE_SECONDS = 0.004
+GATHER_PAUSE_SECONDS = 0.008
 """An idle engine that gets a row waits for more until none has come for the pause, or so long in all."""
 
 STOP_WARNING_SECONDS = 10.0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+from mlxcel_trio.engine.slot_cache import SlotCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,5 +34,16 @@ def is_batchable(cache: Cache) -> bool:
 
 
 def merge(caches: Sequence[Cache]) -> Cache:
-    """The caches of several sequences as one, whose rows are in the same order."""
+    """The caches of several sequences as one, whose rows are in the same order, to feed prompts to."""
     return [layers[0].merge(list(layers)) for layers in zip(*caches, strict=True)]
+
+
+def merge_to_decode(caches: Sequence[Cache]) -> Cache:
+    """The same, for one token each at a time. Rows can join by ``extend`` and leave by ``filter``."""
+    return [_slots_of(layers, index) for index, layers in enumerate(zip(*caches, strict=True))]
+
+
+def _slots_of(layers: Sequence[Any], index: int) -> Any:
+    if all(type(layer) is KVCache for layer in layers):
+        return SlotCache.merge(layers, spare_room=8 * (index % 32))
+    return layers[0].merge(list(layers))

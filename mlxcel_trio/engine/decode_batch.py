@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import TokenBuffer
 
 from mlxcel_trio.engine.backend import Logprobs, RowEvent, RowFailed, Sampled
-from mlxcel_trio.engine.caches import Cache, merge
+from mlxcel_trio.engine.caches import Cache, merge_to_decode
 from mlxcel_trio.engine.sampler import greedy, rank
 from mlxcel_trio.errors import one_line
 
@@ -64,7 +64,7 @@ class DecodeBatch:
         self._members: list[_Member] = []  # in the order of the arrays' rows
         self._cache: Cache = []
         self._inputs = _tokens([])  # what each member feeds next
-        self._logits = mx.zeros([0])  # of each member's next token
+        self._logits = mx.zeros([0])  # of each member's next token, unless sampled already
         self._sampled: _Step | None = None
         self._steps = 0
 
@@ -73,9 +73,11 @@ class DecodeBatch:
         self._joining.append(_Member(row))
 
     def remove(self, row_id: int) -> None:
-        """Drop a row; unknown ids are ignored."""
+        """Drop a row; unknown ids are ignored. The last row's memory is free at once, others' with a step."""
         self._joining = [member for member in self._joining if member.row.row_id != row_id]
-        self._keep([member for member in self._members if member.row.row_id != row_id])
+        for member in self._members:
+            member.gone |= member.row.row_id == row_id
+        self._free_if_all_gone()
 
     def step(self) -> list[RowEvent]:
         """A token of every row that decodes, or its failure. Rows that end, or fail, are gone."""
@@ -86,7 +88,7 @@ class DecodeBatch:
             self._logits = self._forward()
         step = self._sampled or self._sample()
         self._sampled = None
-        self._keep([member for member in self._members if member.left])
+        self._drop_ended()
         self._join()
         if self._members:
             self._logits = self._forward()
@@ -97,7 +99,7 @@ class DecodeBatch:
     def _join(self) -> None:
         if not self._joining:
             return
-        merged = merge([member.row.cache for member in self._joining])
+        merged = merge_to_decode([member.row.cache for member in self._joining])
         for member in self._joining:
             member.row.cache = []
         if self._members:
@@ -110,23 +112,27 @@ class DecodeBatch:
         self._members = [*self._members, *self._joining]
         self._joining = []
 
-    def _keep(self, members: list[_Member]) -> None:
-        """Go on with these members only."""
-        if len(members) == len(self._members):
+    def _drop_ended(self) -> None:
+        """Go on with the rows that have tokens left; those from the end take the places of the others."""
+        staying = [index for index, member in enumerate(self._members) if member.left and not member.gone]
+        if len(staying) == len(self._members):
             return
-        kept = set(map(id, members))
-        indices = [index for index, member in enumerate(self._members) if id(member) in kept]
-        self._members = members
-        if not members:
-            self._inputs, self._logits, self._cache, self._sampled = _tokens([]), mx.zeros([0]), [], None
+        rows = list(range(len(staying)))
+        movers = [index for index in staying if index >= len(staying)]
+        for hole in set(rows).difference(staying):
+            rows[hole] = movers.pop()
+        self._members = [self._members[index] for index in rows]
+        if not rows:
+            self._inputs, self._cache = _tokens([]), []
             return
-        rows = mx.array(indices)
-        self._inputs = self._inputs[rows]
+        self._inputs = self._inputs[mx.array(rows)]
         for layer in self._cache:
-            layer.filter(indices)
-        self._logits = self._logits[rows]
-        if self._sampled is not None:
-            self._sampled = self._sampled.of(members, rows)
+            layer.filter(rows)
+
+    def _free_if_all_gone(self) -> None:
+        if all(member.gone for member in self._members):
+            self._members, self._cache, self._sampled = [], [], None
+            self._inputs, self._logits = _tokens([]), mx.zeros([0])
 
     def _forward(self) -> mx.array:
         logits: mx.array = self._model(self._inputs[:, None], cache=self._cache)
@@ -157,7 +163,7 @@ class DecodeBatch:
         processed = []
         for index, member in enumerate(self._members):
             row_logits = logits[index : index + 1]
-            if member.context is not None:
+            if member.context is not None and not member.gone:
                 contexts.append(member.context.update_and_fetch(self._inputs[index : index + 1]))
                 try:
                     row_logits = _apply(member.row.processors, contexts[-1], row_logits)
@@ -184,7 +190,9 @@ class DecodeBatch:
         """Wait for the tokens of ``step``, and part with rows that it ended."""
         events = step.read(self._end_tokens)
         ended = {event.row_id for event in events if not isinstance(event, Sampled) or event.finish_reason}
-        self._keep([member for member in self._members if member.row.row_id not in ended])
+        for member in self._members:
+            member.gone |= member.row.row_id in ended
+        self._free_if_all_gone()
         self._steps += 1
         if self._steps % _STEPS_BETWEEN_CLEANINGS == 0:
             mx.clear_cache()
@@ -192,11 +200,12 @@ class DecodeBatch:
 
 
 class _Member:
-    """A row of the batch. ``left``: how many tokens of it are not sampled yet."""
+    """A row of the batch. ``left``: tokens of it that are not sampled yet. ``gone``: nobody wants them."""
 
     def __init__(self, row: DecodingRow) -> None:
         self.row = row
         self.left = row.max_tokens
+        self.gone = False
         self.context = TokenBuffer(list(row.before)) if row.processors else None
 
 
@@ -226,16 +235,13 @@ class _Step(NamedTuple):
     failures: dict[int, str]
     at_limit: frozenset[int]
 
-    def of(self, members: list[_Member], rows: mx.array) -> _Step:
-        """The step of these members, which are at ``rows``."""
-        return self._replace(members=members, tokens=self.tokens[rows])
-
     def read(self, end_tokens: frozenset[int]) -> list[RowEvent]:
         """Wait for the tokens."""
         tokens: Any = self.tokens.tolist()
         return [
             self._event(member.row.row_id, token, ended=token in end_tokens)
             for member, token in zip(self.members, tokens, strict=True)
+            if not member.gone
         ]
 
     def _event(self, row_id: int, token: int, *, ended: bool) -> RowEvent:

@@ -1,11 +1,14 @@
 """Rows on their way through the model: waiting, prefilling, decoding.
 
-A step processes one unit of prompt tokens and decodes. Whatever goes wrong with one row ends as its
-``RowFailed``.
+A step works on one unit of prompt tokens and decodes. Rows whose tokens somebody waits for are not held up
+for long: prefill then gets a share of the step's time and goes on, layer by layer, in the next one. Whatever
+goes wrong with one row ends as its ``RowFailed``.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,8 +22,15 @@ from mlxcel_trio.engine.sampler import SamplerPool
 from mlxcel_trio.errors import one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mlxcel_trio.engine.backend import LogitsProcessor
-    from mlxcel_trio.engine.prefiller import Prefiller
+    from mlxcel_trio.engine.prefiller import Feeding, Prefiller
+
+
+_FOREGROUND_SHARE = 4.0
+_BACKGROUND_SHARE = 0.25
+"""What prefill may take of a step in which somebody waits for a token, in times of the last decode step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +40,36 @@ class _Sequence:
     row: Row
     cache: Cache
     fed: int = 0
+
+
+class _Unit:
+    """Chunks that are fed together, over one step or several."""
+
+    def __init__(self, chunks: list[Chunk], sequences: dict[int, _Sequence], prefiller: Prefiller) -> None:
+        self.parts = [(chunk, sequences[chunk.row_id]) for chunk in chunks]
+        self._prefiller = prefiller
+        self._feeding: Feeding | None = None
+
+    def advance(self, seconds: float, clock: Callable[[], float]) -> bool:
+        """Feed for so long, all tokens but the last of a prompt: that one is for decode. True at the end."""
+        fed = [(sequence, tokens) for chunk, sequence in self.parts if (tokens := _to_feed(chunk, sequence))]
+        if not fed:
+            return True
+        if self._feeding is None:
+            self._feeding = self._prefiller.feed(
+                [tokens for _, tokens in fed], [sequence.cache for sequence, _ in fed]
+            )
+        if not self._feeding.advance(seconds, clock):
+            return False
+        for (sequence, tokens), cache in zip(fed, self._feeding.caches(), strict=True):
+            sequence.cache = cache
+            sequence.fed += len(tokens)
+        return True
+
+
+def _to_feed(chunk: Chunk, sequence: _Sequence) -> list[int]:
+    end = sequence.fed + chunk.tokens - (1 if chunk.last else 0)
+    return list(sequence.row.prompt[sequence.fed : end])
 
 
 class RowBatch:
@@ -46,6 +86,7 @@ class RowBatch:
         parallel: int,
         prefill_chunk_size: int,
         vocabulary_size: int,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._prefiller = prefiller
         self._decode_batch = decode_batch
@@ -56,7 +97,10 @@ class RowBatch:
         self._refused: dict[int, RowFailed] = {}
         self._waiting: dict[int, Row] = {}
         self._running: dict[int, _Sequence] = {}
-        self._decoding: set[int] = set()
+        self._decoding: dict[int, Row] = {}
+        self._unit: _Unit | None = None
+        self._clock = clock
+        self._decode_seconds = 0.0
         self._first_tokens_due = False
 
     def insert(self, row: Row) -> None:
@@ -73,11 +117,13 @@ class RowBatch:
         self._schedule.discard(row_id)
         self._running.pop(row_id, None)
         if row_id in self._decoding:
-            self._decoding.remove(row_id)
+            del self._decoding[row_id]
             self._decode_batch.remove(row_id)
+        if self._unit is not None and not any(self._present(sequence) for _, sequence in self._unit.parts):
+            self._unit = None
 
     def step(self) -> list[RowEvent]:
-        """Do one unit of prefill and a decode step, as far as there is something to do.
+        """Prefill for a while and do a decode step, as far as there is something to do.
 
         Prefill comes first, so that no sampled token waits for it. Rows that end their prompts have their
         first token with the step after this one, which no prefill delays.
@@ -89,7 +135,7 @@ class RowBatch:
             self._first_tokens_due = False
             return events + self._decode()
         decoding = set(self._decoding)
-        events += self._prefill(self._schedule.next_unit(idle=not decoding))
+        events += self._prefill()
         self._first_tokens_due = not decoding.issuperset(self._decoding)
         return events + self._decode() if decoding else events
 
@@ -115,36 +161,46 @@ class RowBatch:
         )
         return (adjuster, *row.logits_processors)
 
-    def _prefill(self, unit: list[Chunk]) -> list[RowEvent]:
-        try:
-            self._feed(unit)
-        except Exception as error:
-            if len(unit) > 1:  # one of them is to blame, and the others are as they were
-                return [event for chunk in unit for event in self._prefill([chunk])]
-            message = f"prefill failed with {type(error).__name__}: {one_line(error)}"
-            return [self._fail(unit[0].row_id, message)]
-        return [self._advance(chunk) for chunk in unit]
+    def _prefill(self) -> list[RowEvent]:
+        """Go on with the unit in hand, or with the next one."""
+        if self._unit is None:
+            chunks = self._schedule.next_unit()
+            if not chunks:
+                return []
+            self._unit = _Unit(chunks, self._running, self._prefiller)
+        events = self._run(self._unit, self._prefill_seconds())
+        if events is None:
+            return []
+        self._unit = None
+        return events
 
-    def _feed(self, unit: list[Chunk]) -> None:
-        """Run the chunks' tokens through the model, but for the last of a prompt: that one is for decode."""
-        prompts: dict[int, list[int]] = {}
-        for chunk in unit:
-            sequence = self._running[chunk.row_id]
-            end = sequence.fed + chunk.tokens - (1 if chunk.last else 0)
-            if end > sequence.fed:
-                prompts[chunk.row_id] = list(sequence.row.prompt[sequence.fed : end])
-        if not prompts:
-            return
-        caches = self._prefiller.feed(
-            list(prompts.values()), [self._running[row_id].cache for row_id in prompts]
-        )
-        for (row_id, tokens), cache in zip(prompts.items(), caches, strict=True):
-            sequence = self._running[row_id]
-            sequence.cache = cache
-            sequence.fed += len(tokens)
+    def _prefill_seconds(self) -> float:
+        """How long the step may prefill: for ever, if nobody waits for the tokens of rows that decode."""
+        if all(row.background for row in self._decoding.values()):
+            return math.inf
+        prompts = (sequence.row for row_id, sequence in self._running.items() if row_id not in self._decoding)
+        in_background = all(row.background for row in prompts)
+        return self._decode_seconds * (_BACKGROUND_SHARE if in_background else _FOREGROUND_SHARE)
+
+    def _run(self, unit: _Unit, seconds: float) -> list[RowEvent] | None:
+        """What came of the unit; ``None`` while it is not done."""
+        try:
+            if not unit.advance(seconds, self._clock):
+                return None
+        except Exception as error:
+            present = [chunk for chunk, sequence in unit.parts if self._present(sequence)]
+            if len(unit.parts) > 1:  # one of them is to blame, and the others are as they were
+                alone = [_Unit([chunk], self._running, self._prefiller) for chunk in present]
+                return [event for each in alone for event in self._run(each, math.inf) or []]
+            message = f"prefill failed with {type(error).__name__}: {one_line(error)}"
+            return [self._fail(chunk.row_id, message) for chunk in present]
+        return [self._advance(chunk) for chunk, sequence in unit.parts if self._present(sequence)]
+
+    def _present(self, sequence: _Sequence) -> bool:
+        return self._running.get(sequence.row.row_id) is sequence
 
     def _advance(self, chunk: Chunk) -> RowEvent:
-        """Report a chunk that was fed; after the last one the row goes on to decode."""
+        """Report a chunk that was fed; after the last one of its prompt the row goes on to decode."""
         sequence = self._running[chunk.row_id]
         total = len(sequence.row.prompt)
         if not chunk.last:
@@ -171,16 +227,17 @@ class RowBatch:
             )
         )
         sequence.cache = []  # the batch has it now
-        self._decoding.add(row.row_id)
+        self._decoding[row.row_id] = row
 
     def _fail(self, row_id: int, message: str) -> RowFailed:
         self.remove(row_id)
         return RowFailed(row_id, message)
 
     def _decode(self) -> list[RowEvent]:
+        begun = self._clock()
         events = self._decode_batch.step()
+        self._decode_seconds = self._clock() - begun
         for event in events:
             if not isinstance(event, Sampled) or event.finish_reason is not None:
-                self._decoding.remove(event.row_id)
-                del self._running[event.row_id]
+                del self._decoding[event.row_id], self._running[event.row_id]
         return events

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class Generation(Struct, frozen=True):
-    """What to generate: the rendered prompt, a token budget of at least 1, and how to sample and stop."""
+    """What to generate: the rendered prompt, a token budget of at least 1, and how to sample and stop.
+
+    ``background``: nobody waits for it.
+    """
 
     prompt: RenderedPrompt
     max_tokens: int
@@ -29,6 +32,7 @@ class Generation(Struct, frozen=True):
     adjustments: LogitAdjustments
     top_logprobs: int | None
     stops: tuple[str, ...]
+    background: bool = False
 
 
 class OutputReader:

@@ -228,6 +228,7 @@ class ResponseRun:
             sampling=generation.sampling,
             adjustments=generation.adjustments,
             top_logprobs=generation.top_logprobs,
+            background=generation.background,
         ) as sequence:
             self._start.entered()
             ending = await self._read(sequence, output)

@@ -241,6 +241,7 @@ class Responses:
             adjustments=plan.adjustments,
             top_logprobs=plan.top_logprobs if plan.logprobs else None,
             stops=plan.stop,
+            background=plan.background,
         )
 
     async def _render(self, plan: CreatePlan, dialogue: Dialogue) -> RenderedPrompt:

@@ -182,11 +182,20 @@ class FakeEngine(Engine):
         sampling: SamplingParameters = STANDARD_SAMPLING,
         adjustments: LogitAdjustments = NO_ADJUSTMENTS,
         top_logprobs: int | None = None,
+        background: bool = False,
     ) -> Iterator[GeneratedSequence]:
         """See :meth:`Engine.generate`."""
         self.check_running()
         send, receive = trio.open_memory_channel[RowEvent](math.inf)
-        row = Row(len(self.sequences), prompt, max_tokens or 1, sampling, adjustments, top_logprobs)
+        row = Row(
+            len(self.sequences),
+            prompt,
+            max_tokens or 1,
+            sampling,
+            adjustments,
+            top_logprobs,
+            background=background,
+        )
         sequence = FakeSequence(row, send, self.fake_tokenizer)
         self.sequences.append(sequence)
         self._new.append(sequence)

@@ -17,14 +17,13 @@ def takes(function: Callable[..., object], *names: str) -> bool:
 
 def test_mlx_lm_still_has_what_the_engine_calls() -> None:
     import_mlx()
-    from mlx_lm.generate import PromptProcessingBatch
     from mlx_lm.models.cache import BatchKVCache, KVCache, TokenBuffer, make_prompt_cache
     from mlx_lm.utils import dequantize_model, get_total_parameters, load_config, load_model
 
-    assert takes(PromptProcessingBatch.__init__, "model", "uids", "caches", "prefill_step_size")
-    assert takes(PromptProcessingBatch.prompt, "tokens")
-    assert takes(PromptProcessingBatch.extract_cache, "idx")
     assert takes(KVCache.merge, "caches")
+    assert takes(BatchKVCache.prepare, "lengths", "right_padding")
+    assert takes(BatchKVCache.finalize, "self")
+    assert takes(BatchKVCache.extract, "idx")
     assert takes(BatchKVCache.extend, "other")
     assert takes(BatchKVCache.filter, "batch_indices")
     assert takes(TokenBuffer.__init__, "tokens")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ from support.tiny_models import ARCHITECTURES, LLAMA, VOCABULARY_SIZE, write_mod
 from mlxcel_trio.core.sampling import SamplingParameters
 from mlxcel_trio.engine.backend import LogitsProcessor, Prefilled, Row, Sampled
 from mlxcel_trio.engine.decode_batch import DecodeBatch
-from mlxcel_trio.engine.prefiller import Prefiller
+from mlxcel_trio.engine.prefiller import Feeding, Prefiller
 from mlxcel_trio.engine.row_batch import RowBatch
 from mlxcel_trio.engine.weights import load_weights
 
@@ -105,7 +107,9 @@ def test_a_cache_takes_the_place_of_the_prompt_before_it_and_is_not_changed(any_
     (expected,) = generate(rows_of(any_model), Row(0, whole, 10, GREEDY))
     batch = rows_of(any_model)
     prefiller = batch._prefiller
-    (cache,) = prefiller.feed([whole[:20]], [prefiller.new_cache()])
+    feeding = prefiller.feed([whole[:20]], [prefiller.new_cache()])
+    assert feeding.advance(math.inf, time.perf_counter)
+    (cache,) = feeding.caches()
     sizes = [layer.nbytes for layer in cache]
     for rest in (whole[20:], whole[20:]):
         (outcome,) = generate(batch, Row(0, rest, 10, GREEDY, cache=cache))
@@ -429,7 +433,7 @@ def test_a_failure_while_feeding_is_that_rows(
     batch = rows_of(model)
     feed = batch._prefiller.feed
 
-    def out_of_memory(prompts: list[list[int]], caches: list[Any]) -> list[Any]:
+    def out_of_memory(prompts: list[list[int]], caches: list[Any]) -> Feeding:
         if any(tokens[0] == prompt(length, 1)[0] for tokens in prompts):
             raise RuntimeError("[malloc] Unable to allocate")
         return feed(prompts, caches)

@@ -1,0 +1,144 @@
+"""A KV cache for several sequences that come and go without the others being copied.
+
+mlx-lm's batch cache is exactly as large as its rows, so each one that joins or leaves has all keys and values
+copied: at long contexts that stalls everybody, and takes twice the memory meanwhile. This one has slots: the
+first of them are the rows, in order, and the others are free. Joining writes into a free slot, and leaving
+moves a row from the end into the hole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import BatchKVCache
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mlx_lm.models.cache import KVCache
+
+_GRANULE = 256
+"""Room for tokens comes in multiples of this, and some more."""
+
+
+class SlotCache(BatchKVCache):
+    """One layer's keys and values of several sequences, for one more token each at a time.
+
+    ``keys`` and ``values`` are ``[slots, heads, room, dimension]``, or ``None`` before the first token. Every
+    row's last token is at column ``_idx - 1``, hence shorter rows have padding on their left:
+    ``left_padding [rows]``, and the same in ``_padding``, which needs no waiting for. ``offset [rows]`` are
+    the rows' lengths. Layers with different ``spare_room`` run out of it, and are copied, in different steps.
+    """
+
+    keys: Any
+    values: Any
+
+    def __init__(self, padding: list[int], length: int, spare_room: int) -> None:
+        super().__init__(padding)
+        self._spare_room = spare_room
+        self._padding = padding
+        self._idx = length
+        self._count_rows()
+
+    @classmethod
+    def merge(cls, caches: Sequence[KVCache], spare_room: int = 0) -> SlotCache:
+        """The rows of these caches, in order; empty ones too."""
+        lengths = [cache.size() for cache in caches]
+        longest = max(lengths)
+        merged = cls([longest - length for length in lengths], longest, spare_room)
+        for slot, (cache, length) in enumerate(zip(caches, lengths, strict=True)):
+            if length:
+                keys, values = cache.keys_and_values()
+                merged._write(slot, keys, values)
+        return merged
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Add what each row's next token gives; returns all keys and values of the rows."""
+        rows, begin = keys.shape[0], self._idx
+        end = begin + keys.shape[2]
+        self._allocate(keys, values)
+        if end > self.keys.shape[2]:
+            self._resize(self.keys.shape[0], self._room(end + end // 4))
+        self.keys[:rows, :, begin:end] = keys
+        self.values[:rows, :, begin:end] = values
+        self._idx = end
+        self.offset = self.offset + keys.shape[2]
+        return self.keys[:rows, :, :end], self.values[:rows, :, :end]
+
+    def extend(self, other: SlotCache) -> None:
+        """Let the rows of ``other`` join, behind the others."""
+        if other._idx > self._idx:
+            self._shift(other._idx - self._idx)
+        rows, joined = len(self._padding), len(self._padding) + len(other._padding)
+        self._padding = self._padding + [padding + self._idx - other._idx for padding in other._padding]
+        self._count_rows()
+        if self.keys is not None and joined > self.keys.shape[0]:
+            self._resize(max(joined, 2 * rows), self.keys.shape[2])
+        for row, padding in enumerate(other._padding):
+            own = (slice(row, row + 1), slice(None), slice(padding, other._idx))
+            if padding < other._idx:
+                self._write(rows + row, other.keys[own], other.values[own])
+
+    def filter(self, rows: Sequence[int]) -> None:
+        """Go on with these rows, in this order. Waits for the rows that change their places."""
+        moved = [(slot, row) for slot, row in enumerate(rows) if slot != row]
+        if moved and self.keys is not None:
+            sources = mx.array([row for _, row in moved])
+            copies = [self.keys[sources], self.values[sources]]
+            mx.eval(copies)  # or else writing would copy everything
+            for index, (slot, _) in enumerate(moved):
+                self.keys[slot : slot + 1] = copies[0][index : index + 1]
+                self.values[slot : slot + 1] = copies[1][index : index + 1]
+        self._padding = [self._padding[row] for row in rows]
+        if min(self._padding) >= _GRANULE:
+            self._shift(-min(self._padding))
+        if self.keys is not None and 4 * len(rows) <= self.keys.shape[0]:
+            self._resize(2 * len(rows), self.keys.shape[2])
+        self._count_rows()
+
+    def _room(self, tokens: int) -> int:
+        return -(-tokens // _GRANULE) * _GRANULE + self._spare_room
+
+    def _count_rows(self) -> None:
+        self.left_padding = mx.array(self._padding)
+        self.offset = self._idx - self.left_padding
+
+    def _allocate(self, keys: mx.array, values: mx.array) -> None:
+        """Have slots for all rows, for keys and values like these."""
+        if self.keys is None:
+            self.keys, self.values = (
+                mx.zeros(
+                    (len(self._padding), like.shape[1], self._room(self._idx + 1), like.shape[3]),
+                    dtype=like.dtype,
+                )
+                for like in (keys, values)
+            )
+
+    def _write(self, slot: int, keys: mx.array, values: mx.array) -> None:
+        self._allocate(keys, values)
+        columns = slice(self._idx - keys.shape[2], self._idx)
+        self.keys[slot : slot + 1, :, columns] = keys
+        self.values[slot : slot + 1, :, columns] = values
+
+    def _resize(self, slots: int, room: int) -> None:
+        self.keys = _resized(self.keys, slots, room, columns=slice(0, self._idx), at=0)
+        self.values = _resized(self.values, slots, room, columns=slice(0, self._idx), at=0)
+
+    def _shift(self, columns: int) -> None:
+        """Move all rows to the right, or to the left where only padding is lost."""
+        kept, at = slice(max(-columns, 0), self._idx), max(columns, 0)
+        self._idx += columns
+        if self.keys is not None:
+            slots, room = self.keys.shape[0], self._room(self._idx + 1)
+            self.keys = _resized(self.keys, slots, room, columns=kept, at=at)
+            self.values = _resized(self.values, slots, room, columns=kept, at=at)
+        self._padding = [padding + columns for padding in self._padding]
+
+
+def _resized(array: mx.array, slots: int, room: int, *, columns: slice, at: int) -> mx.array:
+    """A copy with so many slots and so much room, whose column ``at`` is the first of ``columns``."""
+    kept = array[:slots, :, columns]
+    result = mx.zeros((slots, array.shape[1], room, array.shape[3]), dtype=array.dtype)
+    result[: kept.shape[0], :, at : at + kept.shape[2]] = kept
+    return result
