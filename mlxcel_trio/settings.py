@@ -82,7 +82,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         int | None,
         Option(
             whole_number(1),
-            "Prompt tokens processed between two decode steps of running responses.",
+            "Prompt tokens of a response that are processed at once.",
             unit="tokens",
             when_unset="512, on CPU 128",
         ),

@@ -54,7 +54,7 @@ class RandomSampler:
 class SamplerPool:
     """Gives rows their samplers; rows that may share one do.
 
-    The generator samples a batch in one call when all its rows have the same sampler object.
+    Rows that have the same sampler object are sampled in one call.
     """
 
     def __init__(self) -> None:

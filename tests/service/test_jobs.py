@@ -126,6 +126,14 @@ async def test_a_first_token_without_word_of_prefill_is_progress(mock_clock: Moc
         assert_unfinished(bench.poll(created["id"]), "in_progress")
 
 
+async def test_the_engine_knows_that_nobody_waits_for_it(mock_clock: MockClock) -> None:
+    bench = JobBench()
+    async with bench.open():
+        await bench.answer("Hello", background=False)
+        await finish(bench, "Hello")
+    assert [sequence.row.background for sequence in bench.engine.sequences] == [False, True]
+
+
 async def test_its_input_items_can_be_listed_from_the_start(mock_clock: MockClock) -> None:
     bench = JobBench()
     async with bench.open():
