@@ -12,6 +12,7 @@ It lives in trio alone, so it goes with a mock clock::
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,7 @@ END_TOKEN = 0
 
 
 class FakeTokenizer:
-    """One token per chunk of text. A prompt is the turns' texts, one token a turn."""
+    """One token per chunk of text. A prompt is the turns' texts, one token a turn. For any thread."""
 
     end_tokens = frozenset({END_TOKEN})
     reasoning_markers: tuple[str, str] | None = ("<think>", "</think>")
@@ -52,13 +53,15 @@ class FakeTokenizer:
     def __init__(self) -> None:
         self._texts = [""]
         self._tokens = {"": END_TOKEN}
+        self._lock = threading.Lock()
 
     def token(self, text: str) -> int:
         """The token whose text is ``text``."""
-        if text not in self._tokens:
-            self._tokens[text] = len(self._texts)
-            self._texts.append(text)
-        return self._tokens[text]
+        with self._lock:
+            if text not in self._tokens:
+                self._tokens[text] = len(self._texts)
+                self._texts.append(text)
+            return self._tokens[text]
 
     def render(
         self,

@@ -35,20 +35,15 @@ UNRENDERABLE = "no template takes this"
 
 
 class HeldTokenizer(FakeTokenizer):
-    """Renders in several threads at once; not before the test lets it, and not everything."""
+    """Renders not before the test lets it, and not everything."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._lock = threading.Lock()
         self._gates: dict[str, threading.Event] = {}
 
     def hold(self, text: str) -> threading.Event:
         """Prompts that end with ``text`` are not rendered before the event is set."""
         return self._gates.setdefault(text, threading.Event())
-
-    def token(self, text: str) -> int:
-        with self._lock:
-            return super().token(text)
 
     def render(self, *args: Any, **kwargs: Any) -> RenderedPrompt:
         text = args[0][-1].content
