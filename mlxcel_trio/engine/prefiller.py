@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from mlx.nn.layers.base import Module
 
+_SHORTEST = 1e-9
+"""Seconds; no layer takes less."""
+
 
 class Prefiller:
     """Feeds prompts to a model.
@@ -57,7 +60,7 @@ class Feeding:
     """Prompt tokens on their way through the model's layers.
 
     MLX computes only what it is asked for, and a layer's cache needs the layers before it and nothing else.
-    So asking for one cache after the other does the work in pieces, at no extra cost.
+    So asking for the caches of some layers after those of others does the work in pieces, at no extra cost.
     """
 
     def __init__(self, model: Module, prompts: list[list[int]], caches: list[Cache]) -> None:
@@ -65,27 +68,27 @@ class Feeding:
         widest = max(lengths)
         self._rows = len(prompts)
         self._padded = widest > min(lengths)
-        self._cache = caches[0] if self._rows == 1 else merge(caches)
+        cache = caches[0] if self._rows == 1 else merge(caches)
         if self._padded:
             padding = [widest - length for length in lengths]
-            for layer in self._cache:
+            for layer in cache:
                 layer.prepare(lengths=lengths, right_padding=padding)
-        model(mx.array([tokens + [0] * (widest - len(tokens)) for tokens in prompts]), cache=self._cache)
-        self._to_do = deque(self._cache)
+        model(mx.array([tokens + [0] * (widest - len(tokens)) for tokens in prompts]), cache=cache)
+        self._to_do = deque(cache)
         self._done: list[list[Any]] = []  # layers of rows
+        self._layer_seconds = 0.0
 
     def advance(self, seconds: float, clock: Callable[[], float]) -> bool:
-        """Compute for ``seconds`` by ``clock``, one layer at least, and say whether that was all.
+        """Compute for about ``seconds`` by ``clock``, one layer at least, and say whether that was all.
 
-        Time counts from the end of the first layer, which waits for whatever MLX was given before. No layer
-        is begun that would end too late, if it took as long as the one before it.
+        Layers are computed together as far as time allows, for a GPU idles whenever it is waited for.
         """
-        self._compute_layer()
-        began = ended = clock()
-        deadline = ended + seconds
-        while self._to_do and ended + (ended - began) <= deadline:
-            self._compute_layer()
-            began, ended = ended, clock()
+        deadline = clock() + seconds
+        if not self._layer_seconds:
+            self._compute(1, clock)
+            self._compute(self._fitting(deadline - clock()), clock)
+        else:
+            self._compute(max(self._fitting(seconds), 1), clock)
         return not self._to_do
 
     def caches(self) -> list[Cache]:
@@ -93,13 +96,27 @@ class Feeding:
         mx.clear_cache()
         return [list(layers) for layers in zip(*self._done, strict=True)]
 
-    def _compute_layer(self) -> None:
-        layer = self._to_do.popleft()
-        mx.eval(layer.state)
-        if self._rows == 1:
-            self._done.append([layer])
+    def _fitting(self, seconds: float) -> int:
+        """How many layers can be computed in this time."""
+        return int(max(min(seconds / self._layer_seconds, len(self._to_do)), 0))
+
+    def _compute(self, count: int, clock: Callable[[], float]) -> None:
+        """The next layers, as many as there are."""
+        layers = [self._to_do.popleft() for _ in range(min(count, len(self._to_do)))]
+        if not layers:
             return
+        began = clock()
+        mx.eval([layer.state for layer in layers])
+        self._done += self._split(layers)
+        self._layer_seconds = max((clock() - began) / len(layers), _SHORTEST)
+
+    def _split(self, layers: list[Any]) -> list[list[Any]]:
+        """The prompts' own caches."""
+        if self._rows == 1:
+            return [[layer] for layer in layers]
         if self._padded:
-            layer.finalize()
-        self._done.append([layer.extract(row) for row in range(self._rows)])
-        mx.eval([row.state for row in self._done[-1]])
+            for layer in layers:
+                layer.finalize()
+        parts = [[layer.extract(row) for row in range(self._rows)] for layer in layers]
+        mx.eval([part.state for of_layer in parts for part in of_layer])
+        return parts

@@ -1,13 +1,11 @@
 """Prefill beside rows that decode: whole where nobody waits for a token, else over several steps.
 
-A clock that goes on by a second whenever it is looked at makes each decode step take a second, and each layer
-of prefill. So beside a row whose tokens somebody waits for five layers are a step's work, and two if nobody
-waits for the prompt.
+A decode step takes ten seconds here, and a layer of a prompt's unit eight. So beside a row whose tokens
+somebody waits for five layers are a step's work, and one if nobody waits for the prompt.
 """
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
     from mlxcel_trio.engine.backend import RowEvent
 
 LAYERS = 12
+DECODE_SECONDS = 10
 CHUNK = 16
 
 
@@ -35,6 +34,39 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     ).model
 
 
+class Clock:
+    """Goes on as decode steps and layers are computed."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.layer_seconds = 8.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    init, split, step = RowBatch.__init__, Feeding._split, DecodeBatch.step
+
+    def init_with_clock(rows: RowBatch, *args: Any, **kwargs: Any) -> None:
+        init(rows, *args, **kwargs, clock=clock)
+
+    def split_later(feeding: Feeding, layers: list[Any]) -> list[list[Any]]:
+        clock.now += len(layers) * clock.layer_seconds
+        return split(feeding, layers)
+
+    def step_later(batch: DecodeBatch) -> list[RowEvent]:
+        clock.now += DECODE_SECONDS
+        return step(batch)
+
+    monkeypatch.setattr(RowBatch, "__init__", init_with_clock)
+    monkeypatch.setattr(Feeding, "_split", split_later)
+    monkeypatch.setattr(DecodeBatch, "step", step_later)
+    return clock
+
+
 def rows_of(model: Any) -> RowBatch:
     return RowBatch(
         Prefiller(model),
@@ -42,7 +74,6 @@ def rows_of(model: Any) -> RowBatch:
         parallel=8,
         prefill_chunk_size=CHUNK,
         vocabulary_size=VOCABULARY_SIZE,
-        clock=itertools.count().__next__,
     )
 
 
@@ -83,10 +114,23 @@ def test_the_answer_does_not_depend_on_how_prefill_is_cut(model: Any) -> None:
     assert list(run.finish().values()) == expected
 
 
-@pytest.mark.parametrize(("background", "steps"), [(False, 3), (True, 6)])
+@pytest.mark.parametrize(
+    ("background", "layer_seconds", "steps"),
+    [
+        (False, 0.0, 1),
+        (False, 2, 1),
+        (False, 8, 3),
+        (False, 100, LAYERS),
+        (True, 0.0, 1),
+        (True, 0.5, 2),
+        (True, 2, 6),
+        (True, 8, LAYERS),
+    ],
+)
 def test_a_prompt_beside_a_row_that_is_waited_for_takes_its_share_of_each_step(
-    model: Any, background: bool, steps: int
+    model: Any, clock: Clock, background: bool, layer_seconds: float, steps: int
 ) -> None:
+    clock.layer_seconds = layer_seconds
     run = decoding(model, row(0))
     run.insert(row(1, background=background))
     assert steps_to_prefill(run, 1) == steps
@@ -111,7 +155,7 @@ def test_a_prompt_that_is_waited_for_hurries_the_background_unit_in_hand(model: 
     run.insert(row(1, background=True))
     run.step()
     run.insert(row(2))
-    assert steps_to_prefill(run, 1) == 2, "ten layers"
+    assert steps_to_prefill(run, 1) == 3, "eleven layers"
 
 
 def test_when_the_row_that_was_waited_for_leaves_the_unit_in_hand_ends_at_once(model: Any) -> None:
@@ -158,7 +202,7 @@ def test_another_row_of_the_same_id_is_not_taken_for_the_one_that_left(model: An
 def test_a_unit_that_fails_in_any_layer_costs_only_the_row_to_blame(
     model: Any, monkeypatch: pytest.MonkeyPatch, layer: int
 ) -> None:
-    feed, compute = Prefiller.feed, Feeding._compute_layer
+    feed, compute = Prefiller.feed, Feeding._compute
     bad: list[Feeding] = []
 
     def feed_and_note(prefiller: Prefiller, prompts: list[list[int]], caches: list[Any]) -> Feeding:
@@ -167,13 +211,13 @@ def test_a_unit_that_fails_in_any_layer_costs_only_the_row_to_blame(
             bad.append(feeding)
         return feeding
 
-    def compute_or_fail(feeding: Feeding) -> None:
-        if feeding in bad and len(feeding._done) == layer:
+    def compute_or_fail(feeding: Feeding, count: int, clock: Clock) -> None:
+        if feeding in bad and len(feeding._done) + count > layer:
             raise RuntimeError("[malloc] Unable to allocate")
-        compute(feeding)
+        compute(feeding, count, clock)
 
     monkeypatch.setattr(Prefiller, "feed", feed_and_note)
-    monkeypatch.setattr(Feeding, "_compute_layer", compute_or_fail)
+    monkeypatch.setattr(Feeding, "_compute", compute_or_fail)
     run = decoding(model, row(0))
     run.insert(row(1, 8), row(2, 13), row(3, 9))
     outcomes = run.finish()
