@@ -85,6 +85,7 @@ class Feeding:
         """
         deadline = clock() + seconds
         if not self._layer_seconds:
+            self._compute(1, clock)  # needs little more than the embedding, and says nothing of the others
             self._compute(1, clock)
             self._compute(self._fitting(deadline - clock()), clock)
         else:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _FOREGROUND_SHARE = 4.0
-_BACKGROUND_SHARE = 0.4
+_BACKGROUND_SHARE = 0.3
 """What prefill may take of a step in which somebody waits for a token, in times of the last decode step."""
 
 
