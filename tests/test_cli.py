@@ -204,7 +204,7 @@ def test_success_is_0() -> None:
 
 
 SERVER = """
-import sys, threading, trio, trio.testing
+import gc, sys, threading, trio, trio.testing
 from mlxcel_trio import cli
 from mlxcel_trio.cli import exit_code_of, run_server
 from mlxcel_trio.errors import EngineFailureError
@@ -228,6 +228,8 @@ async def serve(*, shutdown, task_status):
     await trio.testing.wait_all_tasks_blocked()
     if mode == "breaks":
         raise EngineFailureError("the engine stopped")
+    if mode == "counts":
+        tell(f"{gc.get_freeze_count() > 10_000} {len(gc.get_objects()) < 1000}")
     tell("serving")
     await shutdown.wait()
     if mode == "lingers":
@@ -289,6 +291,14 @@ def test_a_second_signal_ends_at_once_with_130(stop: signal.Signals) -> None:
         process.send_signal(stop)
         assert process.communicate(timeout=30) == ("http://127.0.0.1:1\n", "mlxcel: interrupted\n")
     assert process.returncode == 130
+
+
+def test_what_was_loaded_is_no_concern_of_the_garbage_collector() -> None:
+    with start_server("counts") as process:
+        assert read_line(process) == "True True\n"
+        assert read_line(process) == "serving\n"
+        process.terminate()
+        process.communicate(timeout=30)
 
 
 def assert_gave_up(process: subprocess.Popen[str]) -> None:
