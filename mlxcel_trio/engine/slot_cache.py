@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _GRANULE = 256
 """Room for tokens comes in multiples of this, and some more."""
 
+_SPARE_COLUMNS = 1024
+"""When slots are added, free ones beyond those needed hold no more tokens than this together."""
+
 
 class SlotCache(BatchKVCache):
     """One layer's keys and values of several sequences, for one more token each at a time.
@@ -59,7 +62,7 @@ class SlotCache(BatchKVCache):
         end = begin + keys.shape[2]
         self._allocate(keys, values)
         if end > self.keys.shape[2]:
-            self._resize(self.keys.shape[0], self._room(end + end // 4))
+            self._reshape(self.keys.shape[0], self._room(end + end // 4))
         self.keys[:rows, :, begin:end] = keys
         self.values[:rows, :, begin:end] = values
         self._idx = end
@@ -68,13 +71,16 @@ class SlotCache(BatchKVCache):
 
     def extend(self, other: SlotCache) -> None:
         """Let the rows of ``other`` join, behind the others."""
-        if other._idx > self._idx:
-            self._shift(other._idx - self._idx)
         rows, joined = len(self._padding), len(self._padding) + len(other._padding)
+        shift = max(other._idx - self._idx, 0)
+        slots, room = self._extent()
+        if shift:
+            room = self._room(other._idx + 1)
+        if joined > slots:
+            slots = joined + min(rows, _SPARE_COLUMNS // max(room, 1))
+        self._reshape(slots, room, shift)
         self._padding = self._padding + [padding + self._idx - other._idx for padding in other._padding]
         self._count_rows()
-        if self.keys is not None and joined > self.keys.shape[0]:
-            self._resize(max(joined, 2 * rows), self.keys.shape[2])
         for row, padding in enumerate(other._padding):
             own = (slice(row, row + 1), slice(None), slice(padding, other._idx))
             if padding < other._idx:
@@ -91,11 +97,16 @@ class SlotCache(BatchKVCache):
                 self.keys[slot : slot + 1] = copies[0][index : index + 1]
                 self.values[slot : slot + 1] = copies[1][index : index + 1]
         self._padding = [self._padding[row] for row in rows]
-        if min(self._padding) >= _GRANULE:
-            self._shift(-min(self._padding))
-        if self.keys is not None and 4 * len(rows) <= self.keys.shape[0]:
-            self._resize(2 * len(rows), self.keys.shape[2])
+        slots, room = self._extent()
+        wasted = min(self._padding) if min(self._padding) >= _GRANULE else 0
+        if wasted:
+            room = self._room(self._idx - wasted + 1)
+        self._reshape(2 * len(rows) if 4 * len(rows) <= slots else slots, room, -wasted)
         self._count_rows()
+
+    def _extent(self) -> tuple[int, int]:
+        """Slots and room."""
+        return (0, 0) if self.keys is None else (self.keys.shape[0], self.keys.shape[2])
 
     def _room(self, tokens: int) -> int:
         return -(-tokens // _GRANULE) * _GRANULE + self._spare_room
@@ -121,19 +132,14 @@ class SlotCache(BatchKVCache):
         self.keys[slot : slot + 1, :, columns] = keys
         self.values[slot : slot + 1, :, columns] = values
 
-    def _resize(self, slots: int, room: int) -> None:
-        self.keys = _resized(self.keys, slots, room, columns=slice(0, self._idx), at=0)
-        self.values = _resized(self.values, slots, room, columns=slice(0, self._idx), at=0)
-
-    def _shift(self, columns: int) -> None:
-        """Move all rows to the right, or to the left where only padding is lost."""
-        kept, at = slice(max(-columns, 0), self._idx), max(columns, 0)
-        self._idx += columns
-        if self.keys is not None:
-            slots, room = self.keys.shape[0], self._room(self._idx + 1)
+    def _reshape(self, slots: int, room: int, shift: int = 0) -> None:
+        """Have so many slots and so much room; move all rows to the right or, over padding, to the left."""
+        if self.keys is not None and (shift or (slots, room) != self._extent()):
+            kept, at = slice(max(-shift, 0), self._idx), max(shift, 0)
             self.keys = _resized(self.keys, slots, room, columns=kept, at=at)
             self.values = _resized(self.values, slots, room, columns=kept, at=at)
-        self._padding = [padding + columns for padding in self._padding]
+        self._idx += shift
+        self._padding = [padding + shift for padding in self._padding]
 
 
 def _resized(array: mx.array, slots: int, room: int, *, columns: slice, at: int) -> mx.array:

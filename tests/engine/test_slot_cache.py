@@ -141,16 +141,22 @@ RowsThatComeAndGo.TestCase.settings = settings(max_examples=60, stateful_step_co
 TestRowsThatComeAndGo = RowsThatComeAndGo.TestCase
 
 
-def test_joiners_take_free_slots_which_double_when_there_are_none() -> None:
+def test_joiners_take_free_slots_and_bring_some_more_when_there_are_none() -> None:
     cache = cache_of(20, 30)
     slots = []
     for length in (10, 30, 20, 5):
         cache.extend(cache_of(length))
         slots.append(cache.keys.shape[0])
-    assert slots == [4, 4, 8, 8]
-    assert {array.shape[:3] for array in (cache.keys, cache.values)} == {(8, HEADS, GRANULE)}
+    assert slots == [5, 5, 5, 10]
+    assert {array.shape[:3] for array in (cache.keys, cache.values)} == {(10, HEADS, GRANULE)}
     cache.extend(cache_of(*[1] * 20))
-    assert cache.keys.shape[0] == 26
+    assert cache.keys.shape[0] == 30
+
+
+def test_slots_with_much_room_are_added_only_as_needed() -> None:
+    cache = cache_of(20, 30)
+    cache.extend(cache_of(1500))
+    assert cache.keys.shape[0] == 3
 
 
 def large(rows: int) -> SlotCache:
@@ -163,14 +169,14 @@ def large(rows: int) -> SlotCache:
 
 
 def test_a_row_joins_and_leaves_without_the_others_being_copied() -> None:
-    cache = large(9)
-    cache.extend(large(1))
+    cache = large(17)
+    cache.filter(range(16))
     joining = large(1)
     mx.eval(cache.state, joining.state)
     before = mx.get_active_memory()
     changes: list[Callable[[], None]] = [
         lambda: cache.extend(joining),
-        lambda: cache.filter([0, 10, *range(2, 10)]),
+        lambda: cache.filter([0, 16, *range(2, 16)]),
     ]
     for change in changes:
         mx.reset_peak_memory()
