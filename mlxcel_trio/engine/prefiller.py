@@ -103,21 +103,27 @@ class Feeding:
 
     def _compute(self, count: int, clock: Callable[[], float]) -> None:
         """The next layers, as many as there are."""
-        layers = [self._to_do.popleft() for _ in range(min(count, len(self._to_do)))]
-        if not layers:
+        count = min(count, len(self._to_do))
+        if not count:
             return
         began = clock()
-        mx.eval([layer.state for layer in layers])
-        self._done += self._split(layers)
-        self._layer_seconds = max((clock() - began) / len(layers), _SHORTEST)
+        self._evaluate(count)
+        self._layer_seconds = max((clock() - began) / count, _SHORTEST)
 
-    def _split(self, layers: list[Any]) -> list[list[Any]]:
-        """The prompts' own caches."""
+    def _evaluate(self, count: int) -> None:
         if self._rows == 1:
-            return [[layer] for layer in layers]
+            layers = [self._to_do.popleft() for _ in range(count)]
+            mx.eval([layer.state for layer in layers])
+            self._done += [[layer] for layer in layers]
+        else:
+            # One by one, so that each takes the memory that the one before it has given back.
+            self._done += [self._split(self._to_do.popleft()) for _ in range(count)]
+
+    def _split(self, layer: Any) -> list[Any]:
+        """The prompts' own caches of a layer."""
+        mx.eval(layer.state)
         if self._padded:
-            for layer in layers:
-                layer.finalize()
-        parts = [[layer.extract(row) for row in range(self._rows)] for layer in layers]
-        mx.eval([part.state for of_layer in parts for part in of_layer])
+            layer.finalize()
+        parts = [layer.extract(row) for row in range(self._rows)]
+        mx.eval([part.state for part in parts])
         return parts

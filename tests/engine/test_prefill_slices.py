@@ -49,21 +49,21 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    init, split, step = RowBatch.__init__, Feeding._split, DecodeBatch.step
+    init, evaluate, step = RowBatch.__init__, Feeding._evaluate, DecodeBatch.step
 
     def init_with_clock(rows: RowBatch, *args: Any, **kwargs: Any) -> None:
         init(rows, *args, **kwargs, clock=clock)
 
-    def split_later(feeding: Feeding, layers: list[Any]) -> list[list[Any]]:
-        clock.now += len(layers) * clock.layer_seconds
-        return split(feeding, layers)
+    def evaluate_later(feeding: Feeding, count: int) -> None:
+        clock.now += count * clock.layer_seconds
+        evaluate(feeding, count)
 
     def step_later(batch: DecodeBatch) -> list[RowEvent]:
         clock.now += DECODE_SECONDS
         return step(batch)
 
     monkeypatch.setattr(RowBatch, "__init__", init_with_clock)
-    monkeypatch.setattr(Feeding, "_split", split_later)
+    monkeypatch.setattr(Feeding, "_evaluate", evaluate_later)
     monkeypatch.setattr(DecodeBatch, "step", step_later)
     return clock
 
