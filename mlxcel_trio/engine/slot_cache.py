@@ -1,10 +1,10 @@
 """A KV cache for several sequences that come and go without the others being copied.
 
 mlx-lm's batch cache is exactly as large as its rows, so each one that joins or leaves has all keys and values
-copied: at long contexts that stalls everybody, and takes twice the memory meanwhile. This one has slots: the
-first of them are the rows, in order, and the others are free. Joining writes into a free slot, and leaving
-moves a row from the end into the hole. All is copied only when there is no free slot, when the room for tokens
-ends, and when a row joins that is longer than all others.
+copied: at long contexts that stalls everybody, and takes twice the memory meanwhile. This one has slots:
+the first of them are the rows, in order, and the others are free. Joining writes into a free slot, and
+leaving moves a row from the end into the hole. All is copied only when there is no free slot, when the room
+for tokens ends, and when a row joins that is longer than all others.
 """
 
 from __future__ import annotations
