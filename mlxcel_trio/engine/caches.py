@@ -38,12 +38,26 @@ def merge(caches: Sequence[Cache]) -> Cache:
     return [layers[0].merge(list(layers)) for layers in zip(*caches, strict=True)]
 
 
-def merge_to_decode(caches: Sequence[Cache]) -> Cache:
-    """The same, for one token each at a time. Rows can join by ``extend`` and leave by ``filter``."""
-    return [_slots_of(layers, index) for index, layers in enumerate(zip(*caches, strict=True))]
+def join(batch: Cache, caches: Sequence[Cache]) -> Cache:
+    """``batch``, empty at first, with the rows of ``caches`` behind its own, for one token each at a time.
+
+    Rows leave by its layers' ``filter``.
+    """
+    if not batch:
+        batch = [_batch_layer(layer, index) for index, layer in enumerate(caches[0])]
+    return [_join(layer, joining) for layer, joining in zip(batch, zip(*caches, strict=True), strict=True)]
 
 
-def _slots_of(layers: Sequence[Any], index: int) -> Any:
-    if all(type(layer) is KVCache for layer in layers):
-        return SlotCache.merge(layers, spare_room=8 * (index % 32))
-    return layers[0].merge(list(layers))
+def _batch_layer(layer: Any, index: int) -> Any:
+    return SlotCache(spare_room=8 * (index % 32)) if type(layer) is KVCache else None
+
+
+def _join(batch: Any, caches: Sequence[Any]) -> Any:
+    if isinstance(batch, SlotCache):
+        batch.join(caches)
+        return batch
+    merged = caches[0].merge(list(caches))
+    if batch is None:
+        return merged
+    batch.extend(merged)
+    return batch

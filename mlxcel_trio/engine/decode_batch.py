@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import TokenBuffer
 
 from mlxcel_trio.engine.backend import Logprobs, RowEvent, RowFailed, Sampled
-from mlxcel_trio.engine.caches import Cache, merge_to_decode
+from mlxcel_trio.engine.caches import Cache, join
 from mlxcel_trio.engine.sampler import greedy, rank
 from mlxcel_trio.errors import one_line
 
@@ -99,14 +99,9 @@ class DecodeBatch:
     def _join(self) -> None:
         if not self._joining:
             return
-        merged = merge_to_decode([member.row.cache for member in self._joining])
+        self._cache = join(self._cache, [member.row.cache for member in self._joining])
         for member in self._joining:
             member.row.cache = []
-        if self._members:
-            for layer, joining in zip(self._cache, merged, strict=True):
-                layer.extend(joining)
-        else:
-            self._cache = merged
         last_tokens = _tokens([member.row.last_token for member in self._joining])
         self._inputs = mx.concatenate([self._inputs, last_tokens])
         self._members = [*self._members, *self._joining]

@@ -38,24 +38,27 @@ class SlotCache(BatchKVCache):
     keys: Any
     values: Any
 
-    def __init__(self, padding: list[int], length: int, spare_room: int) -> None:
-        super().__init__(padding)
+    def __init__(self, spare_room: int = 0) -> None:
+        super().__init__([])
         self._spare_room = spare_room
-        self._padding = padding
-        self._idx = length
-        self._count_rows()
+        self._padding: list[int] = []
 
-    @classmethod
-    def merge(cls, caches: Sequence[KVCache], spare_room: int = 0) -> SlotCache:
-        """The rows of these caches, in order; empty ones too."""
+    def join(self, caches: Sequence[KVCache]) -> None:
+        """Let the sequences of these caches join, behind the others; empty ones too."""
         lengths = [cache.size() for cache in caches]
-        longest = max(lengths)
-        merged = cls([longest - length for length in lengths], longest, spare_room)
-        for slot, (cache, length) in enumerate(zip(caches, lengths, strict=True)):
-            if length:
-                keys, values = cache.keys_and_values()
-                merged._write(slot, keys, values)
-        return merged
+        rows, joined, longest = len(self._padding), len(self._padding) + len(lengths), max(lengths)
+        shift = max(longest - self._idx, 0)
+        slots, room = self._extent()
+        if shift:
+            room = self._room(longest + 1)
+        if joined > slots:
+            slots = joined + min(rows, _SPARE_COLUMNS // max(room, 1))
+        self._reshape(slots, room, shift)
+        self._padding = self._padding + [self._idx - length for length in lengths]
+        self._count_rows()
+        for slot, cache in enumerate(caches, start=rows):
+            if cache.size():
+                self._write(slot, *cache.keys_and_values())
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Add what each row's next token gives; returns all keys and values of the rows."""
@@ -69,23 +72,6 @@ class SlotCache(BatchKVCache):
         self._idx = end
         self.offset = self.offset + keys.shape[2]
         return self.keys[:rows, :, :end], self.values[:rows, :, :end]
-
-    def extend(self, other: SlotCache) -> None:
-        """Let the rows of ``other`` join, behind the others."""
-        rows, joined = len(self._padding), len(self._padding) + len(other._padding)
-        shift = max(other._idx - self._idx, 0)
-        slots, room = self._extent()
-        if shift:
-            room = self._room(other._idx + 1)
-        if joined > slots:
-            slots = joined + min(rows, _SPARE_COLUMNS // max(room, 1))
-        self._reshape(slots, room, shift)
-        self._padding = self._padding + [padding + self._idx - other._idx for padding in other._padding]
-        self._count_rows()
-        for row, padding in enumerate(other._padding):
-            own = (slice(row, row + 1), slice(None), slice(padding, other._idx))
-            if padding < other._idx:
-                self._write(rows + row, other.keys[own], other.values[own])
 
     def filter(self, rows: Sequence[int]) -> None:
         """Go on with these rows, in this order. Waits for the rows that change their places."""

@@ -55,13 +55,21 @@ def kv_cache(row: Numbers) -> KVCache:
     return cache
 
 
-def merged(rows: Sequence[Numbers], spare_room: int = 0) -> SlotCache:
-    return SlotCache.merge([kv_cache(row) for row in rows], spare_room)
+def joined(rows: Sequence[Numbers], spare_room: int = 0) -> SlotCache:
+    cache = SlotCache(spare_room)
+    cache.join([kv_cache(row) for row in rows])
+    return cache
+
+
+def caches_of(*lengths: int) -> list[KVCache]:
+    source = Source()
+    return [kv_cache(source.row(length)) for length in lengths]
 
 
 def cache_of(*lengths: int, spare_room: int = 0) -> SlotCache:
-    source = Source()
-    return merged([source.row(length) for length in lengths], spare_room)
+    cache = SlotCache(spare_room)
+    cache.join(caches_of(*lengths))
+    return cache
 
 
 def numbers_in(keys: Any, values: Any) -> Numbers:
@@ -93,7 +101,7 @@ class RowsThatComeAndGo(RuleBasedStateMachine):
     )
     def begin(self, lengths: list[int], granules: int) -> None:
         self.rows = [self.source.row(length) for length in lengths]
-        self.cache = merged(self.rows, spare_room=8 * granules)
+        self.cache = joined(self.rows, spare_room=8 * granules)
 
     @rule(tokens=st.integers(1, 3))
     def append(self, tokens: int) -> None:
@@ -109,7 +117,7 @@ class RowsThatComeAndGo(RuleBasedStateMachine):
     @rule(lengths=st.lists(st.sampled_from(LENGTHS), min_size=1, max_size=3))
     def join(self, lengths: list[int]) -> None:
         joining = [self.source.row(length) for length in lengths]
-        self.cache.extend(merged(joining))
+        self.cache.join([kv_cache(row) for row in joining])
         self.rows += joining
 
     @rule(data=st.data())
@@ -145,44 +153,45 @@ def test_joiners_take_free_slots_and_bring_some_more_when_there_are_none() -> No
     cache = cache_of(20, 30)
     slots = []
     for length in (10, 30, 20, 5):
-        cache.extend(cache_of(length))
+        cache.join(caches_of(length))
         slots.append(cache.keys.shape[0])
     assert slots == [5, 5, 5, 10]
     assert {array.shape[:3] for array in (cache.keys, cache.values)} == {(10, HEADS, GRANULE)}
-    cache.extend(cache_of(*[1] * 20))
+    cache.join(caches_of(*[1] * 20))
     assert cache.keys.shape[0] == 30
 
 
 def test_slots_with_much_room_are_added_only_as_needed() -> None:
     cache = cache_of(20, 30)
-    cache.extend(cache_of(1500))
+    cache.join(caches_of(1500))
     assert cache.keys.shape[0] == 3
 
 
-def large(rows: int) -> SlotCache:
+def large(rows: int) -> list[KVCache]:
     """A MiB of keys and one of values for each row."""
     shape = (1, 4, 1024, 64)
     caches = [KVCache() for _ in range(rows)]
     for cache in caches:
         cache.update_and_fetch(mx.ones(shape), mx.ones(shape))
-    return SlotCache.merge(caches)
+    return caches
 
 
 def test_a_row_joins_and_leaves_without_the_others_being_copied() -> None:
-    cache = large(17)
+    cache = SlotCache()
+    cache.join(large(17))
     cache.filter(range(16))
     joining = large(1)
-    mx.eval(cache.state, joining.state)
+    mx.eval(cache.state, joining[0].state)
     before = mx.get_active_memory()
     changes: list[Callable[[], None]] = [
-        lambda: cache.extend(joining),
+        lambda: cache.join(joining),
         lambda: cache.filter([0, 16, *range(2, 16)]),
     ]
     for change in changes:
         mx.reset_peak_memory()
         change()
         mx.eval(cache.keys, cache.values)
-        assert mx.get_peak_memory() - before < 4 * joining.nbytes < cache.nbytes / 4
+        assert mx.get_peak_memory() - before < 4 * joining[0].nbytes < cache.nbytes / 4
 
 
 def growing_steps(cache: SlotCache, steps: int) -> list[int]:
@@ -226,7 +235,7 @@ def test_slots_are_given_back_when_few_rows_are_left(staying: int, slots: int) -
 
 def test_the_mask_hides_the_padding_and_nothing_else() -> None:
     cache = cache_of(3, 300)
-    cache.extend(cache_of(0, 310, 7))
+    cache.join(caches_of(0, 310, 7))
     cache.filter([4, 1, 2])
     mask = cache.make_mask(1, return_array=True)
     assert mask.shape == (3, 1, 1, 311)
