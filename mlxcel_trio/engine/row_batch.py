@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _FOREGROUND_SHARE = 4.0
 _BACKGROUND_SHARE = 0.3
-"""What prefill may take of a step in which somebody waits for a token, in times of the last decode step."""
+"""What prefill may take of a step in which somebody waits for a token, in times of a decode step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +101,7 @@ class RowBatch:
         self._decoding: dict[int, Row] = {}
         self._unit: _Unit | None = None
         self._clock = clock
-        self._decode_seconds = 0.0
+        self._last_decodes: deque[float] = deque(maxlen=2)  # in seconds
         self._first_tokens_due = False
 
     def insert(self, row: Row) -> None:
@@ -162,17 +163,26 @@ class RowBatch:
         return (adjuster, *row.logits_processors)
 
     def _prefill(self) -> list[RowEvent]:
-        """Go on with the unit in hand, or with the next one."""
-        if self._unit is None:
-            chunks = self._schedule.next_unit()
-            if not chunks:
-                return []
-            self._unit = _Unit(chunks, self._running, self._prefiller)
-        events = self._run(self._unit, self._prefill_seconds())
-        if events is None:
-            return []
-        self._unit = None
+        """Go on with the unit in hand, and with further ones while there is time and no prompt has ended."""
+        seconds = self._prefill_seconds()
+        deadline = self._clock() + seconds
+        decoding = len(self._decoding)
+        events: list[RowEvent] = []
+        while unit := self._unit_in_hand():
+            ended = self._run(unit, seconds)
+            if ended is None:
+                break
+            self._unit = None
+            events += ended
+            seconds = deadline - self._clock()
+            if not 0 < seconds < math.inf or len(self._decoding) > decoding:
+                break
         return events
+
+    def _unit_in_hand(self) -> _Unit | None:
+        if self._unit is None and (chunks := self._schedule.next_unit()):
+            self._unit = _Unit(chunks, self._running, self._prefiller)
+        return self._unit
 
     def _prefill_seconds(self) -> float:
         """How long the step may prefill: for ever, if nobody waits for the tokens of rows that decode."""
@@ -180,7 +190,9 @@ class RowBatch:
             return math.inf
         prompts = (sequence.row for row_id, sequence in self._running.items() if row_id not in self._decoding)
         in_background = all(row.background for row in prompts)
-        return self._decode_seconds * (_BACKGROUND_SHARE if in_background else _FOREGROUND_SHARE)
+        # A step in which rows joined, or that the system held up, says nothing of the others.
+        decode_seconds = min(self._last_decodes, default=0.0)
+        return decode_seconds * (_BACKGROUND_SHARE if in_background else _FOREGROUND_SHARE)
 
     def _run(self, unit: _Unit, seconds: float) -> list[RowEvent] | None:
         """What came of the unit; ``None`` while it is not done."""
@@ -236,7 +248,7 @@ class RowBatch:
     def _decode(self) -> list[RowEvent]:
         begun = self._clock()
         events = self._decode_batch.step()
-        self._decode_seconds = self._clock() - begun
+        self._last_decodes.append(self._clock() - begun)
         for event in events:
             if not isinstance(event, Sampled) or event.finish_reason is not None:
                 del self._decoding[event.row_id], self._running[event.row_id]

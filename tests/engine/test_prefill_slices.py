@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from mlxcel_trio.engine.backend import RowEvent
 
 LAYERS = 12
-DECODE_SECONDS = 10
 CHUNK = 16
 
 
@@ -41,6 +40,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.layer_seconds = 8.0
+        self.decode_seconds = 10.0
 
     def __call__(self) -> float:
         return self.now
@@ -59,7 +59,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         evaluate(feeding, count)
 
     def step_later(batch: DecodeBatch) -> list[RowEvent]:
-        clock.now += DECODE_SECONDS
+        clock.now += clock.decode_seconds
         return step(batch)
 
     monkeypatch.setattr(RowBatch, "__init__", init_with_clock)
@@ -226,3 +226,25 @@ def test_a_unit_that_fails_in_any_layer_costs_only_the_row_to_blame(
     assert outcomes[2] == Outcome(failure="prefill failed with RuntimeError: [malloc] Unable to allocate")
     good = generate_apart(rows_of(model), row(0), row(1, 8), row(3, 9))
     assert [outcomes[0], outcomes[1], outcomes[3]] == good
+
+
+def test_a_long_prompt_uses_its_share_up_also_where_one_unit_ends_and_the_next_begins(
+    model: Any, clock: Clock
+) -> None:
+    clock.layer_seconds = 2  # 20 layers in a step, and a unit has 12
+    run = decoding(model, row(0))
+    run.insert(row(1, 5 * CHUNK))
+    done = []
+    while not run.outcomes[1].tokens:
+        done.append([event.done for event in run.step() if isinstance(event, Prefilled)])
+    assert done == [[16], [32, 48], [64, 80], []]
+
+
+def test_a_step_that_took_long_once_does_not_lengthen_the_next(model: Any, clock: Clock) -> None:
+    run = decoding(model, row(0))
+    run.step()
+    usual, clock.decode_seconds = clock.decode_seconds, 1000
+    run.step()
+    clock.decode_seconds = usual
+    run.insert(row(1))
+    assert steps_to_prefill(run, 1) == 3
