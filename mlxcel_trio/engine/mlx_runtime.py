@@ -85,10 +85,11 @@ class WiredMemory:
         self._limit_before = None if recommended is None else mx.set_wired_limit(int(recommended))
 
     def release(self) -> None:
-        """Set the limit that was there before. The device must be done with all work."""
+        """Wait for the device, which may still compute a step, and set the limit that was there before."""
         import mlx.core as mx
 
         if self._limit_before is not None:
+            mx.synchronize()
             mx.set_wired_limit(self._limit_before)
             self._limit_before = None
 
