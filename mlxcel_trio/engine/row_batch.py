@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 
 _FOREGROUND_SHARE = 4.0
 _BACKGROUND_SHARE = 0.3
-"""What prefill may take of a step in which somebody waits for a token, in times of a decode step."""
+_BACKGROUND_SHARE_BESIDE_JOBS = 0.15
+"""What prefill may take of a step in which somebody waits for a token, in times of a decode step.
+
+Jobs that decode make the step longer as well, so that less is left for the prompts of others.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -120,6 +124,7 @@ class RowBatch:
         if row_id in self._decoding:
             del self._decoding[row_id]
             self._decode_batch.remove(row_id)
+            self._last_decodes.clear()
         if self._unit is not None and not any(self._present(sequence) for _, sequence in self._unit.parts):
             self._unit = None
 
@@ -163,8 +168,12 @@ class RowBatch:
         return (adjuster, *row.logits_processors)
 
     def _prefill(self) -> list[RowEvent]:
-        """Go on with the unit in hand, and with further ones while there is time and no prompt has ended."""
+        """Go on with the unit in hand, and with further ones while there is time and no prompt has ended.
+
+        Where only jobs wait, a step ends one unit at most: how long the layers of the next take is not known.
+        """
         seconds = self._prefill_seconds()
+        only_jobs_wait = self._only_jobs_wait()
         deadline = self._clock() + seconds
         decoding = len(self._decoding)
         events: list[RowEvent] = []
@@ -175,7 +184,7 @@ class RowBatch:
             self._unit = None
             events += ended
             seconds = deadline - self._clock()
-            if not 0 < seconds < math.inf or len(self._decoding) > decoding:
+            if only_jobs_wait or not 0 < seconds < math.inf or len(self._decoding) > decoding:
                 break
         return events
 
@@ -188,11 +197,19 @@ class RowBatch:
         """How long the step may prefill: for ever, if nobody waits for the tokens of rows that decode."""
         if all(row.background for row in self._decoding.values()):
             return math.inf
-        prompts = (sequence.row for row_id, sequence in self._running.items() if row_id not in self._decoding)
-        in_background = all(row.background for row in prompts)
         # A step in which rows joined, or that the system held up, says nothing of the others.
-        decode_seconds = min(self._last_decodes, default=0.0)
-        return decode_seconds * (_BACKGROUND_SHARE if in_background else _FOREGROUND_SHARE)
+        return self._share() * min(self._last_decodes, default=0.0)
+
+    def _share(self) -> float:
+        if not self._only_jobs_wait():
+            return _FOREGROUND_SHARE
+        jobs_decode = any(row.background for row in self._decoding.values())
+        return _BACKGROUND_SHARE_BESIDE_JOBS if jobs_decode else _BACKGROUND_SHARE
+
+    def _only_jobs_wait(self) -> bool:
+        """No prompt that prefills is one that somebody waits for."""
+        prompts = (sequence.row for row_id, sequence in self._running.items() if row_id not in self._decoding)
+        return all(row.background for row in prompts)
 
     def _run(self, unit: _Unit, seconds: float) -> list[RowEvent] | None:
         """What came of the unit; ``None`` while it is not done."""
@@ -249,7 +266,9 @@ class RowBatch:
         begun = self._clock()
         events = self._decode_batch.step()
         self._last_decodes.append(self._clock() - begun)
-        for event in events:
-            if not isinstance(event, Sampled) or event.finish_reason is not None:
-                del self._decoding[event.row_id], self._running[event.row_id]
+        ended = [event.row_id for event in events if not isinstance(event, Sampled) or event.finish_reason]
+        for row_id in ended:
+            del self._decoding[row_id], self._running[row_id]
+        if ended:
+            self._last_decodes.clear()
         return events

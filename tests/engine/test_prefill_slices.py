@@ -137,6 +137,41 @@ def test_a_prompt_beside_a_row_that_is_waited_for_takes_its_share_of_each_step(
     assert steps_to_prefill(run, 1) == steps
 
 
+@pytest.mark.parametrize(("layer_seconds", "steps"), [(0.0, 1), (0.5, 4), (1, LAYERS - 1), (8, LAYERS - 1)])
+def test_a_background_prompt_takes_less_of_a_step_in_which_jobs_decode(
+    model: Any, clock: Clock, layer_seconds: float, steps: int
+) -> None:
+    clock.layer_seconds = layer_seconds
+    run = decoding(model, row(0))
+    run.insert(row(2, background=True))
+    run.until(lambda outcomes: len(outcomes[2].tokens) > 1)
+    run.insert(row(1, background=True))
+    assert steps_to_prefill(run, 1) == steps
+
+
+def test_a_step_ends_one_background_unit_at_most(model: Any, clock: Clock) -> None:
+    clock.layer_seconds = 0.1  # 30 layers in a step, and a unit has 12
+    run = decoding(model, row(0))
+    run.insert(row(1, 3 * CHUNK, background=True))
+    assert [prefilled(run.step(), 1) for _ in range(3)] == [True] * 3
+    assert run.outcomes[1].progress == [(CHUNK, 3 * CHUNK), (2 * CHUNK, 3 * CHUNK), (3 * CHUNK, 3 * CHUNK)]
+
+
+@pytest.mark.parametrize("way", ["end", "removal"])
+def test_when_a_row_has_left_a_step_shows_first_what_the_others_need(
+    model: Any, clock: Clock, way: str
+) -> None:
+    """The last step's time would be too long a measure."""
+    run = decoding(model, row(0))
+    run.insert(row(2, max_tokens=3 if way == "end" else 40, background=True))
+    run.until(lambda outcomes: len(outcomes[2].tokens) == 3)
+    if way == "removal":
+        run.remove(2)
+    clock.layer_seconds = 0.5  # six in a step
+    run.insert(row(1, background=True))
+    assert steps_to_prefill(run, 1) == 3, "two layers, six and four"
+
+
 @pytest.mark.parametrize("background", [False, True])
 def test_where_only_background_rows_decode_prefill_is_whole(model: Any, background: bool) -> None:
     run = decoding(model, row(0, background=True))
