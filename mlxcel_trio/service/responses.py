@@ -245,8 +245,10 @@ class Responses:
         )
 
     async def _render(self, plan: CreatePlan, dialogue: Dialogue) -> RenderedPrompt:
-        messages = to_messages(dialogue.items, plan.instructions)
-        render = partial(self._engine.tokenizer.render, messages, template_kwargs=plan.template_kwargs)
+        def render() -> RenderedPrompt:
+            messages = to_messages(dialogue.items, plan.instructions)
+            return self._engine.tokenizer.render(messages, template_kwargs=plan.template_kwargs)
+
         # Rendering has no effects, so a cancelled request need not wait for it.
         return await trio.to_thread.run_sync(render, limiter=self._render_limiter, abandon_on_cancel=True)
 

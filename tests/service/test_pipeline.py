@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ import trio.testing
 from msgspec.structs import replace
 from support.service_bench import End, ServiceBench, collect, final, texts
 
+from mlxcel_trio.core.history import to_messages
 from mlxcel_trio.core.parsing.output import OutputParser
 from mlxcel_trio.errors import EngineFailureError
 from mlxcel_trio.protocol.events import Event, OutputTextDelta, ResponseInProgress
@@ -18,6 +20,7 @@ from mlxcel_trio.testing.fake_engine import FakeEngine, FakeTokenizer
 if TYPE_CHECKING:
     from support.published import Json
 
+    from mlxcel_trio.core.messages import ChatMessage
     from mlxcel_trio.engine.tokenizer import RenderedPrompt
     from mlxcel_trio.service.pipeline import ResponseRun
 
@@ -49,6 +52,22 @@ async def test_an_answer(autojump_clock: trio.testing.MockClock) -> None:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 4,
     }
+
+
+async def test_a_long_dialogue_is_rendered_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that takes long with it, so that other streams flow meanwhile."""
+    threads = []
+
+    def to_messages_and_note(*args: Any) -> list[ChatMessage]:
+        threads.append(threading.get_ident())
+        return to_messages(*args)
+
+    monkeypatch.setattr("mlxcel_trio.service.responses.to_messages", to_messages_and_note)
+    bench = ServiceBench()
+    run = await bench.prepare(input="hi")
+    run.close()
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
 
 
 async def test_reasoning_and_its_tokens(autojump_clock: trio.testing.MockClock) -> None:
