@@ -54,7 +54,11 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 async def measure(options: Options, url: str) -> Figures:
-    """The idle server, streams alone, requests in the foreground beside them, and then the jobs instead."""
+    """The idle server, streams alone, requests in the foreground beside them, then the jobs instead.
+
+    Streams are alone at the end again: their tokens take longer the more of them there are, and machines
+    change pace.
+    """
     idle = await _idle(options, url)
     _say("Streams begin")
     streams = Streams(url, [_story(number) for number in range(options.streams)])
@@ -69,9 +73,13 @@ async def measure(options: Options, url: str) -> Figures:
         await _all_requests(options, url)
         _say(f"{options.jobs} jobs")
         created_at = time.perf_counter()
-        nursery.start_soon(_one_more_at_times, url, more)
-        jobs = await _all_jobs(options, url, busy)
+        async with trio.open_nursery() as one_more:
+            one_more.start_soon(_one_more_at_times, url, more)
+            jobs = await _all_jobs(options, url, busy)
+            one_more.cancel_scope.cancel()
         ended_at = time.perf_counter()
+        await streams.wait_for(options.alone_tokens)
+        alone_until = time.perf_counter()
         nursery.cancel_scope.cancel()
     return Figures(
         idle_create=spread(idle.creates),
@@ -83,6 +91,7 @@ async def measure(options: Options, url: str) -> Figures:
         gaps_alone=spread(gaps(streams.answers, since=alone_since, until=asked_at)),
         gaps_with_requests=spread(gaps(streams.answers, since=asked_at, until=created_at)),
         gaps_with_jobs=spread(gaps(streams.answers, since=created_at, until=ended_at)),
+        gaps_alone_again=spread(gaps(streams.answers, since=ended_at, until=alone_until)),
         seconds=ended_at - created_at,
         prompt_tokens=sum(job.usage.input_tokens for job in jobs),
         output_tokens=sum(job.usage.output_tokens for job in jobs),

@@ -31,8 +31,8 @@ class Figures(Struct, frozen=True, kw_only=True):
     one job more that is cancelled at once.
 
     ``gaps``: between two pieces of one stream's text, of all streams: while nothing else is asked; while
-    requests like the jobs are answered in the foreground; and from the first create to the end of the last
-    job. ``seconds``: that span. Token counts are those of the jobs.
+    requests like the jobs are answered in the foreground; from the first create to the end of the last job;
+    and after that. ``seconds``: the span of the jobs. Token counts are theirs.
     """
 
     idle_create: Spread
@@ -44,6 +44,7 @@ class Figures(Struct, frozen=True, kw_only=True):
     gaps_alone: Spread
     gaps_with_requests: Spread
     gaps_with_jobs: Spread
+    gaps_alone_again: Spread
     seconds: float
     prompt_tokens: int
     output_tokens: int
@@ -82,6 +83,7 @@ def tables(figures: Figures) -> list[Table]:
         "streams alone": figures.gaps_alone,
         "with requests like the jobs": figures.gaps_with_requests,
         "with jobs": figures.gaps_with_jobs,
+        "streams alone again": figures.gaps_alone_again,
     }
     jobs = ("first create to last end", f"{figures.seconds:.1f}", f"{figures.prompt_tokens}")
     return [
