@@ -77,13 +77,17 @@ class Benchmark:
         for number in range(1, self._options.rounds + 1):
             # New prompts in every round, the same for all systems.
             for workload in self._workloads():
-                for system in self._systems:
+                for system in self._in_order(number):
                     measurement = await _run_within_limit(system, workload)
                     results.append(Result(number, workload.name, system.name, measurement))
                     _say(_line(number, workload, system, measurement))
             left = (time.monotonic() - begun) / number * (self._options.rounds - number)
             _say(f"Round {number} of {self._options.rounds} done; about {_minutes(left)} left.")
         return results
+
+    def _in_order(self, number: int) -> Sequence[System]:
+        """There and back, so that no system always follows the same other one."""
+        return self._systems if number % 2 else self._systems[::-1]
 
     async def _warm_up(self) -> float:
         """One request to each system; returns the seconds that all rounds may take."""
