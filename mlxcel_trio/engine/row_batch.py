@@ -122,9 +122,8 @@ class RowBatch:
         self._schedule.discard(row_id)
         self._running.pop(row_id, None)
         if row_id in self._decoding:
-            del self._decoding[row_id]
+            self._leave_decoding(row_id)
             self._decode_batch.remove(row_id)
-            self._last_decodes.clear()
         if self._unit is not None and not any(self._present(sequence) for _, sequence in self._unit.parts):
             self._unit = None
 
@@ -266,9 +265,12 @@ class RowBatch:
         begun = self._clock()
         events = self._decode_batch.step()
         self._last_decodes.append(self._clock() - begun)
-        ended = [event.row_id for event in events if not isinstance(event, Sampled) or event.finish_reason]
-        for row_id in ended:
-            del self._decoding[row_id], self._running[row_id]
-        if ended:
-            self._last_decodes.clear()
+        for event in events:
+            if not isinstance(event, Sampled) or event.finish_reason is not None:
+                del self._running[event.row_id]
+                self._leave_decoding(event.row_id)
         return events
+
+    def _leave_decoding(self, row_id: int) -> None:
+        if self._decoding.pop(row_id).background:
+            self._last_decodes.clear()  # a share of them would be too much for those who wait

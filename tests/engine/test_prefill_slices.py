@@ -158,7 +158,7 @@ def test_a_step_ends_one_background_unit_at_most(model: Any, clock: Clock) -> No
 
 
 @pytest.mark.parametrize("way", ["end", "removal"])
-def test_when_a_row_has_left_a_step_shows_first_what_the_others_need(
+def test_when_a_job_has_left_a_step_shows_first_what_the_others_need(
     model: Any, clock: Clock, way: str
 ) -> None:
     """The last step's time would be too long a measure."""
@@ -170,6 +170,14 @@ def test_when_a_row_has_left_a_step_shows_first_what_the_others_need(
     clock.layer_seconds = 0.5  # six in a step
     run.insert(row(1, background=True))
     assert steps_to_prefill(run, 1) == 3, "two layers, six and four"
+
+
+def test_ends_of_rows_that_are_waited_for_do_not_hold_a_prompt_up(model: Any) -> None:
+    run = decoding(model, row(0))
+    run.insert(row(2, max_tokens=3))
+    run.until(lambda outcomes: outcomes[2].ended)
+    run.insert(row(1))
+    assert steps_to_prefill(run, 1) == 3
 
 
 @pytest.mark.parametrize("background", [False, True])
