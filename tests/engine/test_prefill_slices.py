@@ -172,12 +172,13 @@ def test_when_a_job_has_left_a_step_shows_first_what_the_others_need(
     assert steps_to_prefill(run, 1) == 3, "two layers, six and four"
 
 
-def test_ends_of_rows_that_are_waited_for_do_not_hold_a_prompt_up(model: Any) -> None:
+def test_ends_of_rows_that_are_waited_for_do_not_hold_a_prompt_up(model: Any, clock: Clock) -> None:
+    clock.layer_seconds = 2  # 20 layers in a step, and a unit has 12
     run = decoding(model, row(0))
     run.insert(row(2, max_tokens=3))
     run.until(lambda outcomes: outcomes[2].ended)
     run.insert(row(1))
-    assert steps_to_prefill(run, 1) == 3
+    assert steps_to_prefill(run, 1) == 1
 
 
 @pytest.mark.parametrize("background", [False, True])
