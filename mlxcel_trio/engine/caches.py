@@ -12,6 +12,7 @@ from mlxcel_trio.engine.slot_cache import SlotCache
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import mlx.core as mx
     from mlx.nn.layers.base import Module
 
 Cache = list[Any]
@@ -46,6 +47,17 @@ def join(batch: Cache, caches: Sequence[Cache]) -> Cache:
     if not batch:
         batch = [_batch_layer(layer, index) for index, layer in enumerate(caches[0])]
     return [_join(layer, joining) for layer, joining in zip(batch, zip(*caches, strict=True), strict=True)]
+
+
+def share_offsets(batch: Cache) -> mx.array | None:
+    """The rows' lengths ``[rows]``, which those layers that can now have in one array that never changes.
+
+    ``None``: no layer can.
+    """
+    layers = [layer for layer in batch if isinstance(layer, SlotCache)]
+    for layer in layers:
+        layer.offset = layers[0].offset
+    return layers[0].offset if layers else None
 
 
 def _batch_layer(layer: Any, index: int) -> Any:

@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import TokenBuffer
 
 from mlxcel_trio.engine.backend import Logprobs, RowEvent, RowFailed, Sampled
-from mlxcel_trio.engine.caches import Cache, join
+from mlxcel_trio.engine.caches import Cache, join, share_offsets
 from mlxcel_trio.engine.sampler import greedy, rank
 from mlxcel_trio.errors import one_line
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mlx.nn.layers.base import Module
 
     from mlxcel_trio.engine.backend import FinishReason, LogitsProcessor
+    from mlxcel_trio.engine.rotary import SharedRoPE
     from mlxcel_trio.engine.sampler import Sampler
 
 _STEPS_BETWEEN_CLEANINGS = 512
@@ -53,11 +54,19 @@ class DecodeBatch:
     """Decodes rows together; they join and leave between steps.
 
     ``ahead``: hand a step to MLX before the tokens of the one before it are read, as suits a GPU. Processors
-    are then called once in vain after an end token.
+    are then called once in vain after an end token. ``rotary``: the model's embeddings that share, if any do.
     """
 
-    def __init__(self, model: Module, *, end_tokens: frozenset[int], ahead: bool) -> None:
+    def __init__(
+        self,
+        model: Module,
+        *,
+        end_tokens: frozenset[int],
+        ahead: bool,
+        rotary: Sequence[SharedRoPE] = (),
+    ) -> None:
         self._model = model
+        self._rotary = rotary
         self._end_tokens = end_tokens
         self._ahead = ahead
         self._joining: list[_Member] = []
@@ -130,6 +139,9 @@ class DecodeBatch:
             self._inputs, self._logits = _tokens([]), mx.zeros([0])
 
     def _forward(self) -> mx.array:
+        offsets = share_offsets(self._cache)
+        for rope in self._rotary:
+            rope.expect(offsets)
         logits: mx.array = self._model(self._inputs[:, None], cache=self._cache)
         return logits[:, -1, :]
 

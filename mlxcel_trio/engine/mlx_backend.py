@@ -98,17 +98,19 @@ class MlxBackend:
     def _load(self, blas: BlasReport) -> LoadedModel:
         from mlxcel_trio.engine.decode_batch import DecodeBatch
         from mlxcel_trio.engine.prefiller import Prefiller
+        from mlxcel_trio.engine.rotary import share_rotary
         from mlxcel_trio.engine.row_batch import RowBatch
         from mlxcel_trio.engine.weights import context_window, load_weights
 
         weights = load_weights(self._directory, self._dtype, fast_blas=not blas.slow)
         chunk_tokens = self._prefill_chunk_size or (_CPU_CHUNK_TOKENS if on_cpu() else _GPU_CHUNK_TOKENS)
         self._memory = WiredMemory()
+        rotary = share_rotary(weights.model) if on_cpu() else ()
         prefiller = Prefiller(weights.model)
         vocabulary_size = prefiller.vocabulary_size()
         self._rows = RowBatch(
             prefiller,
-            DecodeBatch(weights.model, end_tokens=self._end_tokens, ahead=not on_cpu()),
+            DecodeBatch(weights.model, end_tokens=self._end_tokens, ahead=not on_cpu(), rotary=rotary),
             parallel=self._parallel,
             prefill_chunk_size=chunk_tokens,
             vocabulary_size=vocabulary_size,

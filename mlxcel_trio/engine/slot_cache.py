@@ -60,6 +60,12 @@ class SlotCache(BatchKVCache):
             if cache.size():
                 self._write(slot, *cache.keys_and_values())
 
+    def make_mask(self, N: int, return_array: bool = False, **options: Any) -> Any:  # noqa: N803
+        """Which columns the rows' next tokens see: ``None`` for all, when there is no padding."""
+        if N == 1 and not (return_array or options.get("window_size") or any(self._padding)):
+            return None
+        return super().make_mask(N, return_array, **options)
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Add what each row's next token gives; returns all keys and values of the rows."""
         rows, begin = keys.shape[0], self._idx

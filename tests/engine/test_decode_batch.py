@@ -18,6 +18,7 @@ from mlxcel_trio.core.sampling import SamplingParameters
 from mlxcel_trio.engine.backend import LogitsProcessor, RowEvent, RowFailed, Sampled
 from mlxcel_trio.engine.decode_batch import DecodeBatch, DecodingRow
 from mlxcel_trio.engine.prefiller import Prefiller
+from mlxcel_trio.engine.rotary import SharedRoPE, share_rotary
 from mlxcel_trio.engine.sampler import RandomSampler, Sampler, greedy
 from mlxcel_trio.engine.weights import load_weights
 
@@ -41,10 +42,15 @@ def unlikeliest(logprobs: mx.array) -> mx.array:
 
 
 class Model:
-    """The tiny model, what it says, and how many rows each call had."""
+    """The tiny model, what it says, and how many rows each call had.
 
-    def __init__(self, model: Any) -> None:
+    Its layers share rotary embeddings, and those of the ``reference`` do not.
+    """
+
+    def __init__(self, model: Any, reference: Any) -> None:
         self._model = model
+        self._reference = reference
+        self._rotary = share_rotary(model)
         self.widths: list[int] = []
         self._answers: dict[tuple[int, Sampler], list[int]] = {}
 
@@ -56,7 +62,7 @@ class Model:
     def batch(self, ahead: bool, end_tokens: Iterable[int] = ()) -> DecodeBatch:
         self.widths = []
         model: Any = self
-        return DecodeBatch(model, end_tokens=frozenset(end_tokens), ahead=ahead)
+        return DecodeBatch(model, end_tokens=frozenset(end_tokens), ahead=ahead, rotary=self._rotary)
 
     def row(
         self,
@@ -77,7 +83,7 @@ class Model:
 
     def logits(self, tokens: list[int]) -> mx.array:
         """Of the next token, ``[1, vocabulary]``, without any cache."""
-        logits: mx.array = self._model(mx.array([tokens]))
+        logits: mx.array = self._reference(mx.array([tokens]))
         return logits[:, -1]
 
     def answer(self, row_id: int, sampler: Sampler = greedy) -> list[int]:
@@ -93,7 +99,7 @@ class Model:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     directory = write_model(tmp_path_factory.mktemp("llama"), LLAMA)
-    return Model(load_weights(directory, "auto", fast_blas=True).model)
+    return Model(*(load_weights(directory, "auto", fast_blas=True).model for _ in range(2)))
 
 
 @pytest.fixture(params=[False, True], ids=["behind", "ahead"], scope="module")
@@ -165,6 +171,23 @@ def test_no_step_is_computed_in_vain_for_rows_that_end_by_length(model: Model, a
     assert model.widths == [1] * 7
     run(model.batch(ahead), model.row(0, 2), model.row(1, 5), model.row(2, 3), model.row(3, 1))
     assert model.widths == [4, 3, 2, 1, 1]
+
+
+def test_sines_and_cosines_of_a_step_are_computed_once_for_all_layers(
+    model: Model, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [model.row(row_id, 6) for row_id in range(2)]
+    made: list[mx.array] = []
+    rotation: Any = SharedRoPE._rotation
+
+    def counted(rope: SharedRoPE, x: mx.array, offset: mx.array) -> object:
+        made.append(offset)
+        return rotation(rope, x, offset)
+
+    monkeypatch.setattr(SharedRoPE, "_rotation", counted)
+    run(model.batch(ahead), *rows)
+    first = np.array([len(row.before) for row in rows])
+    assert [np.array(each).tolist() for each in made] == [(first + step).tolist() for step in range(6)]
 
 
 def test_joiners_share_the_steps_of_those_that_run(model: Model, ahead: bool) -> None:

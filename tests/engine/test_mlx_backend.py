@@ -18,6 +18,7 @@ from mlxcel_trio.engine.blas import BlasReport
 from mlxcel_trio.engine.decode_batch import DecodeBatch
 from mlxcel_trio.engine.mlx_backend import MlxBackend
 from mlxcel_trio.engine.prefiller import Prefiller
+from mlxcel_trio.engine.rotary import SharedRoPE
 from mlxcel_trio.engine.tokenizer import ChatTokenizer
 from mlxcel_trio.errors import CorruptModelError, ModelError, UnsupportedModelError
 
@@ -61,6 +62,19 @@ def test_what_is_known_of_a_loaded_model(directory: Path) -> None:
     assert loaded.device.split()[0] in {"cpu", "gpu"}
     assert loaded.dtype == "float32"
     assert loaded.blas
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_layers_share_rotary_embeddings_where_there_is_no_kernel_for_them(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, cpu: bool
+) -> None:
+    expected: list[mx.array | None] = []
+    monkeypatch.setattr(mlx_backend, "on_cpu", lambda: cpu)
+    monkeypatch.setattr(SharedRoPE, "expect", lambda rope, offsets: expected.append(offsets))
+    backend = backend_of(directory)
+    backend.load()
+    backend.close()
+    assert bool(expected) == cpu
 
 
 def test_a_window_beyond_the_models_own_is_capped(directory: Path) -> None:

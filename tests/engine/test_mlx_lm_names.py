@@ -21,6 +21,7 @@ def test_mlx_lm_still_has_what_the_engine_calls() -> None:
     from mlx_lm.utils import dequantize_model, get_total_parameters, load_config, load_model
 
     assert takes(KVCache.merge, "caches")
+    assert takes(BatchKVCache.make_mask, "N", "return_array")
     assert takes(BatchKVCache.prepare, "lengths", "right_padding")
     assert takes(BatchKVCache.finalize, "self")
     assert takes(BatchKVCache.extract, "idx")
@@ -33,3 +34,17 @@ def test_mlx_lm_still_has_what_the_engine_calls() -> None:
     assert takes(load_config, "model_path")
     assert takes(dequantize_model, "model")
     assert takes(get_total_parameters, "model")
+
+
+def test_rotary_embeddings_still_have_what_the_engine_reads() -> None:
+    import_mlx()
+    from mlx.nn.layers.positional_encoding import RoPE
+    from mlx_lm.models.rope_utils import initialize_rope
+
+    usual = initialize_rope(8, 10_000.0, traditional=False)
+    assert type(usual) is RoPE
+    assert (usual.dims, usual.base, usual.scale, usual.traditional) == (8, 10_000.0, 1.0, False)
+    llama3 = initialize_rope(
+        8, 10_000.0, traditional=False, scaling_config={"rope_type": "llama3", "factor": 8}
+    )
+    assert (llama3.dims, llama3.traditional, llama3._freqs.shape) == (8, False, (4,))

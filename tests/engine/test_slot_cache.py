@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from mlx_lm.models.cache import KVCache
 
+from mlxcel_trio.engine.caches import share_offsets
 from mlxcel_trio.engine.slot_cache import SlotCache
 
 if TYPE_CHECKING:
@@ -241,3 +242,32 @@ def test_the_mask_hides_the_padding_and_nothing_else() -> None:
     assert mask.shape == (3, 1, 1, 311)
     hidden = [[False] * (310 - length) + [True] * (length + 1) for length in (7, 300, 0)]
     assert mask[:, 0, 0].tolist() == hidden
+
+
+def test_there_is_no_mask_while_there_is_no_padding() -> None:
+    cache = cache_of(300, 300)
+    assert cache.make_mask(1) is None
+    assert cache.make_mask(1, return_array=True).shape == (2, 1, 1, 301)
+    assert cache.make_mask(1, window_size=10)[:, 0, 0].sum(axis=-1).tolist() == [10, 10]
+    cache.join(caches_of(299))
+    assert cache.make_mask(1)[:, 0, 0].sum(axis=-1).tolist() == [301, 301, 300]
+    cache.filter([1])
+    assert cache.make_mask(1) is None
+
+
+def test_layers_share_an_array_of_lengths_that_never_changes() -> None:
+    layers = [cache_of(3, 5) for _ in range(3)]
+    offsets = share_offsets([layers[0], object(), *layers[1:]])
+    assert offsets is not None
+    assert all(layer.offset is offsets for layer in layers)
+    for layer in layers:
+        append(layer, [Source().row(1)] * 2)
+    assert offsets.tolist() == [3, 5]
+    assert [layer.offset.tolist() for layer in layers] == [[4, 6]] * 3
+    layers[0].join(caches_of(2))
+    layers[0].filter([2, 0])
+    assert offsets.tolist() == [3, 5]
+
+
+def test_layers_without_slots_share_nothing() -> None:
+    assert share_offsets([KVCache()]) is None
