@@ -100,7 +100,7 @@ def main() -> None:
 
     from mlxcel_trio.engine.weights import load_weights
 
-    weights = load_weights(directory, "auto", fast_blas=not blas.slow)
+    weights = load_weights(directory, "auto", fast_blas=not blas.slow, column_major=blas.column_major)
     generator = BatchGenerator(
         weights.model,
         stop_tokens=[[int(token)] for token in end_tokens.split(",")],

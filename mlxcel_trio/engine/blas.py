@@ -32,6 +32,7 @@ _PROBE = Path(__file__).with_name("blas_probe.py")
 _PROBE_TIMEOUT_SECONDS = 10.0  # it takes 0.2; a loaded machine may need a while to start Python
 _FAST_GFLOPS = 10.0  # the reference BLAS reaches 2 to 4
 _KERNELS = "OPENBLAS_CORETYPE"
+_COLUMN_MAJOR_KERNELS = ("Haswell", "Zen")
 _SYSTEM_DIRECTORIES = ("/usr/lib64", "/usr/lib", "/usr/local/lib")
 _INSTALL = {
     "apt-get": "apt-get install libopenblas0-pthread",
@@ -42,11 +43,15 @@ _INSTALL = {
 
 
 class BlasReport(Struct, frozen=True):
-    """Which BLAS does the matrix products. ``note`` is one line that tells the user what to do."""
+    """Which BLAS does the matrix products. ``note`` is one line that tells the user what to do.
+
+    ``column_major``: it is faster with weights ``[out, in]`` that are stored column by column.
+    """
 
     name: str
     slow: bool = False
     note: str | None = None
+    column_major: bool = False
 
 
 class Probe(NamedTuple):
@@ -71,7 +76,7 @@ def load_openblas() -> BlasReport:
             outcome = probe(library, settings)
             if outcome is not None and outcome.right:
                 os.environ.update(settings)
-                return BlasReport(_load(library))
+                return _load(library)
     return _stock_report(libraries)
 
 
@@ -110,16 +115,17 @@ def _stock_report(rejected: list[str]) -> BlasReport:
     return BlasReport("reference BLAS", slow=True, note=note)
 
 
-def _load(library: str) -> str:
-    """Load ``library`` into this process for good; returns its name."""
+def _load(library: str) -> BlasReport:
+    """Load ``library`` into this process for good."""
     loaded = ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
     try:
         describe, kernels = loaded.openblas_get_config, loaded.openblas_get_corename
     except AttributeError:  # another BLAS, named by the user
-        return Path(library).name
+        return BlasReport(Path(library).name)
     describe.restype = kernels.restype = ctypes.c_char_p
     version = " ".join(describe().decode().split()[:2])
-    return f"{version} ({kernels().decode()})"
+    core = kernels().decode()
+    return BlasReport(f"{version} ({core})", column_major=core in _COLUMN_MAJOR_KERNELS)
 
 
 def _kernel_choices() -> list[dict[str, str]]:

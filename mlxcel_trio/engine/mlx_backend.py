@@ -102,7 +102,9 @@ class MlxBackend:
         from mlxcel_trio.engine.row_batch import RowBatch
         from mlxcel_trio.engine.weights import context_window, load_weights
 
-        weights = load_weights(self._directory, self._dtype, fast_blas=not blas.slow)
+        weights = load_weights(
+            self._directory, self._dtype, fast_blas=not blas.slow, column_major=blas.column_major
+        )
         chunk_tokens = self._prefill_chunk_size or (_CPU_CHUNK_TOKENS if on_cpu() else _GPU_CHUNK_TOKENS)
         self._memory = WiredMemory()
         rotary = share_rotary(weights.model) if on_cpu() else ()

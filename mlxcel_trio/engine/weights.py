@@ -3,7 +3,8 @@
 On a GPU weights stay as shipped. On a CPU 16-bit arithmetic is emulated: quantised matrices with float16
 scales are tens of times slower than with float32 ones, and with OpenBLAS dense float32 is the fastest
 form of all, so quantised models are expanded when memory allows. Without OpenBLAS dense bfloat16 reads a
-prompt twice as fast as anything else.
+prompt twice as fast as anything else. With matrices stored column by column OpenBLAS's kernels for AVX2 take
+10 to 20 % less time for a decode step, and 3 to 11 % less for prompts; those for AVX-512 take more for most.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import mlx.core as mx
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import dequantize_model, get_total_parameters, load_config, load_model
 
@@ -46,11 +49,14 @@ class WeightPlan(NamedTuple):
     dequantise: bool = False
 
 
-def load_weights(directory: Path, dtype: Dtype, *, fast_blas: bool) -> LoadedWeights:
+def load_weights(
+    directory: Path, dtype: Dtype, *, fast_blas: bool, column_major: bool = False
+) -> LoadedWeights:
     """Load the model in ``directory`` and bring it into the planned type. Takes seconds to minutes.
 
-    ``fast_blas`` says whether float32 products are fast on the CPU; it plays no part on a GPU. The arrays
-    belong to the calling thread.
+    ``fast_blas`` says whether float32 products are fast on the CPU, and ``column_major`` whether they are
+    faster with matrices stored column by column; both play no part on a GPU. The arrays belong to the calling
+    thread.
 
     :raises UnsupportedModelError: mlx-lm does not know the architecture, or it brings code of its own.
     :raises CorruptModelError: weights and config do not belong together.
@@ -68,6 +74,8 @@ def load_weights(directory: Path, dtype: Dtype, *, fast_blas: bool) -> LoadedWei
             available_bytes=available_memory(),
         )
         model = _apply(plan, model)
+        if column_major and on_cpu():
+            _store_by_columns(model)
         mx.eval(model.parameters())
     except MlxcelError:
         raise
@@ -175,6 +183,14 @@ def _cast(model: Module, target: mx.Dtype) -> None:
         return weight.astype(target) if floating and (may_cast is None or may_cast(path)) else weight
 
     model.update(tree_map_with_path(cast, model.parameters()))
+
+
+def _store_by_columns(model: Module) -> None:
+    """Change how float32 matrices ``[out, in]`` lie in memory; their shapes and values stay."""
+    for layer in model.modules():
+        if type(layer) in (Linear, Embedding) and layer.weight.dtype == mx.float32:
+            layer.weight = mx.contiguous(layer.weight.T).T
+            mx.eval(layer.weight)  # one by one, so that no more than one is in memory twice
 
 
 def _shipped_type(model: Module) -> FloatType:

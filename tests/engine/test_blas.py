@@ -21,7 +21,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     path = tmp_path / "libopenblas.so"
     path.touch()
     monkeypatch.setenv(blas.OVERRIDE, str(path))
-    monkeypatch.setattr(blas, "_load", lambda library: f"loaded {Path(library).name}")
+    monkeypatch.setattr(blas, "_load", lambda library: BlasReport(f"loaded {Path(library).name}"))
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     # Set first, so that a change by the code under test is undone afterwards.
     monkeypatch.setenv("OPENBLAS_CORETYPE", "")
@@ -42,6 +42,34 @@ def test_a_library_that_computes_right_is_loaded(library: str, monkeypatch: pyte
     expect_probes(monkeypatch, {(library, None): RIGHT})
     assert load_openblas() == BlasReport("loaded libopenblas.so", slow=False, note=None)
     assert "OPENBLAS_CORETYPE" not in os.environ
+
+
+class Named:
+    """A loaded OpenBLAS with these kernels."""
+
+    def __init__(self, kernels: bytes) -> None:
+        self.openblas_get_config = Answer(b"OpenBLAS 0.3.21 NO_AFFINITY")
+        self.openblas_get_corename = Answer(kernels)
+
+
+class Answer:
+    restype: object = None
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+
+    def __call__(self) -> bytes:
+        return self._text
+
+
+@pytest.mark.parametrize(
+    ("kernels", "column_major"), [("Haswell", True), ("Zen", True), ("SkylakeX", False), ("ARMV8", False)]
+)
+def test_kernels_decide_how_matrices_are_stored(
+    monkeypatch: pytest.MonkeyPatch, kernels: str, column_major: bool
+) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda library, mode: Named(kernels.encode()))
+    assert blas._load("a.so") == BlasReport(f"OpenBLAS 0.3.21 ({kernels})", column_major=column_major)
 
 
 @pytest.mark.parametrize("failure", [WRONG, None])

@@ -12,7 +12,7 @@ from support.tiny_models import LLAMA, QWEN3, VOCABULARY_SIZE, WINDOW, write_mod
 
 from mlxcel_trio.core.messages import ChatMessage, ToolCall
 from mlxcel_trio.core.sampling import SamplingParameters
-from mlxcel_trio.engine import mlx_backend
+from mlxcel_trio.engine import mlx_backend, weights
 from mlxcel_trio.engine.backend import Backend, Row
 from mlxcel_trio.engine.blas import BlasReport
 from mlxcel_trio.engine.decode_batch import DecodeBatch
@@ -75,6 +75,24 @@ def test_layers_share_rotary_embeddings_where_there_is_no_kernel_for_them(
     backend.load()
     backend.close()
     assert bool(expected) == cpu
+
+
+def test_matrices_lie_as_the_blas_likes_them(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    load = weights.load_weights
+
+    def recorded(*args: Any, column_major: bool, **options: Any) -> weights.LoadedWeights:
+        told.append(column_major)
+        return load(*args, column_major=column_major, **options)
+
+    monkeypatch.setattr(weights, "load_weights", recorded)
+    for column_major in (True, False):
+        report = BlasReport("some BLAS", column_major=column_major)
+        monkeypatch.setattr(mlx_backend, "import_mlx", lambda report=report: report)
+        backend = backend_of(directory)
+        backend.load()
+        backend.close()
+    assert told == [True, False]
 
 
 def test_a_window_beyond_the_models_own_is_capped(directory: Path) -> None:

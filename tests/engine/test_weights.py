@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import pytest
 from mlx.nn.layers.quantized import QuantizedLinear
+from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
-from support.tiny_models import LLAMA, VOCABULARY_SIZE, write_model
+from support.tiny_models import LLAMA, QWEN3, VOCABULARY_SIZE, write_model
 
 from mlxcel_trio.engine import weights
 from mlxcel_trio.engine.weights import (
@@ -163,6 +164,37 @@ def test_weights_that_an_architecture_keeps_in_full_precision_are_left(
     weights._cast(model, mx.float16)
     assert model.model.norm.weight.dtype == mx.float32
     assert model.lm_head.weight.dtype == mx.float16
+
+
+@pytest.mark.parametrize("config", [LLAMA, QWEN3], ids=["own head", "tied head"])
+def test_matrices_stored_by_columns_say_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(weights, "on_cpu", lambda: True)
+    directory = write_model(tmp_path / "model", config)
+    by_rows = load_weights(directory, "auto", fast_blas=True).model
+    by_columns = load_weights(directory, "auto", fast_blas=True, column_major=True).model
+    for one, other in zip(matrices(by_rows), matrices(by_columns), strict=True):
+        assert mx.array_equal(one, other)
+        assert memoryview(one).c_contiguous
+        assert memoryview(other).f_contiguous
+    error = mx.abs(logits(by_columns) - logits(by_rows)).max().item()
+    assert float(error) < 1e-4  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("dtype", "cpu"), [("bfloat16", True), ("float32", False)])
+def test_other_matrices_stay_stored_by_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Dtype, cpu: bool
+) -> None:
+    monkeypatch.setattr(weights, "on_cpu", lambda: cpu)
+    directory = write_model(tmp_path / "model", LLAMA)
+    model = load_weights(directory, dtype, fast_blas=True, column_major=True).model
+    assert all(memoryview(matrix).c_contiguous for matrix in matrices(model))
+
+
+def matrices(model: Any) -> list[Any]:
+    weights: Any = tree_flatten(model.parameters())
+    return [weight for _, weight in weights if weight.ndim == 2]
 
 
 def edit_config(directory: Path, **changes: object) -> None:
